@@ -272,25 +272,6 @@ class IRelay(INamedSink):
     sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
 
 
-class IBrokerPublisher(Interface):
-    """A publisher for one peer, or for one listener on behalf of many peers; see :meth:`IBroker.publisher`."""
-
-    def publish(runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
-        """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
-
-        Unless this raises an error, the publish is settled later, or before this call returns.
-
-        :param note: returned with the publish, as ``Publish.note``, when it is settled
-        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
-            limits of the peer apply to them
-        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
-            publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
-            got when it was first published.
-        :raises PublishError: a limit, or the state of the journal, does not allow the publish
-        :raises Forbidden: the policy does not allow it
-        """
-
-
 class IBroker(Interface):
     """The broker: the interface of the server to protocols.
 
@@ -339,31 +320,21 @@ class IBroker(Interface):
         :raises Forbidden: the peer may not; the message says why
         """
 
-    def publisher(account: Any, settled: Callable[[Sequence[Publish], Exception | None], None]) -> Any:
-        """Return an :class:`IBrokerPublisher` with the rights and limits of the peer.
+    def publish(runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None) -> Deferred[tuple[int, ...]]:
+        """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
 
-        :param account: charged for each publish until it is settled: a :class:`fyrehose.broker.budget.Account`
-        :param settled: called once for each commit that has publishes of this publisher, with these publishes in their
-            order, and with None if they are durable, so that they may be acknowledged, or else with the error; their
-            memory is released already
-        """
+        Listeners, which publish often, use :func:`fyrehose.broker.peer.publisher_for`.
 
-    def publish(runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        """Publish runs of drafts as :meth:`publisher` does, for callers that publish seldom and have no account.
-
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
+        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
+            Deferred fires with the same numbers for each repetition.  The server remembers a limited number of keys:
+            the latest.
         :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
             Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
-            :class:`~fyrehose.errors.Forbidden`.
-        """
-
-    def publish_once(runs: Sequence[Run], key: str) -> Deferred[int]:
-        """Publish *runs* of one stream, unless they were published with *key* before.
-
-        The server remembers a limited number of keys: the latest.
-
-        :return: fires with the number of its first message, the same for each repetition.  Fails as :meth:`publish`
-            does, with :class:`~fyrehose.errors.KeyReused` if *key* belongs to other messages, and with
-            :class:`~fyrehose.errors.NoRoomForKey` if too many publishes with keys are not durable yet.
+            :class:`~fyrehose.errors.Forbidden`; with *key* also with :class:`~fyrehose.errors.KeyReused` if it belongs
+            to other messages, and with :class:`~fyrehose.errors.NoRoomForKey` if too many publishes with keys are not
+            durable yet.
         """
 
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, DeferredPublisher, Fanout, Intake, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, Fanout, Intake, NoSubscriptions, Producer
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net import TCPService
@@ -73,11 +73,10 @@ class LastMessages:
     def check(self, action: Action, stream: str) -> None:
         """Allow every action."""
 
-    def publisher(self, account: Any, settled: Callable[..., None]) -> DeferredPublisher:
-        """Return what a connection publishes through; this one calls :meth:`publish`."""
-        return DeferredPublisher(self, account, settled)
-
-    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None
+    ) -> Deferred[tuple[int, ...]]:
+        """Keep *runs*; this broker remembers no keys, so it stores a repetition again."""
         firsts = []
         for run in (*runs, *own):
             first = self.bounds(run.stream)[1] + 1
@@ -86,10 +85,6 @@ class LastMessages:
             kept.append(run.numbered(first, int(self.clock.seconds() * 1_000_000)))
         self._fanout.durable({run.stream: self.bounds(run.stream)[1] for run in (*runs, *own)})
         return succeed(tuple(firsts))
-
-    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        """Publish *runs*: this broker remembers no keys, so it stores a repetition again."""
-        return self.publish(runs).addCallback(lambda firsts: firsts[0])
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
         oldest, last = self.bounds(stream)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from fyrehose.broker.budget import Budget
     from fyrehose.broker.consuming import NoSubscriptions
     from fyrehose.broker.fanout import Cursor, Fanout
-    from fyrehose.broker.publisher import DeferredPublisher
     from fyrehose.broker.quotas import PeerLimits
     from fyrehose.broker.rounds import Intake, Producer
     from fyrehose.broker.sequencer import Sequencer
@@ -23,7 +22,6 @@ else:
             "budget": "Budget",
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
-            "publisher": "DeferredPublisher",
             "quotas": "PeerLimits",
             "rounds": "Intake Producer",
             "sequencer": "Sequencer",
@@ -34,7 +32,6 @@ __all__ = [
     "Broker",
     "Budget",
     "Cursor",
-    "DeferredPublisher",
     "Fanout",
     "Intake",
     "NoSubscriptions",

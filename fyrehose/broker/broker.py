@@ -8,7 +8,8 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -17,14 +18,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Account, Budget
-from fyrehose.broker.consuming import Consuming
-from fyrehose.broker.fanout import Cursor, Fanout, Owner, Tally
+from fyrehose.broker.budget import Budget
+from fyrehose.broker.fanout import Cursor, Fanout, Tally
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
-from fyrehose.broker.publisher import Publisher, PublishTotals, Settled, fire, publish_deferred
+from fyrehose.broker.peer import Peer
+from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
-from fyrehose.broker.rounds import Intake, Producer
+from fyrehose.broker.rounds import Intake
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -39,19 +40,17 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
-    IBroker,
     IJournal,
     IJournalObserver,
     ISequencer,
     ISink,
-    ISubscription,
     JournalState,
 )
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
-from fyrehose.standing import ServerRole, Standing
+from fyrehose.standing import ServerRole
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.table import SharedSubscriptions
@@ -65,12 +64,12 @@ MAX_STREAMS = 200_000
 RESERVED = 16
 
 
-@implementer(IBroker, IJournalObserver)
+@implementer(IJournalObserver)
 @attrs.define(eq=False)
-class Broker:
+class Broker(Peer):
     """The broker: it numbers published runs, appends them to the journal, and delivers them once they are durable.
 
-    Calls on the broker itself are not subject to the access policy; :meth:`identified` returns a broker that is.
+    The broker itself is the peer with all rights; :meth:`identified` returns one with those of an identity.
 
     :ivar clock: the reactor, or a Clock: spreads deliveries over several turns of the reactor
     :ivar max_streams: the largest number of streams that the server may hold
@@ -80,6 +79,8 @@ class Broker:
     :ivar watch: called with the new state of the journal and the reason for the change
     """
 
+    broker: Broker = attrs.field(init=False)
+    rights: None = attrs.field(default=None, init=False)
     clock: IReactorTime
     journal: IJournal
     sequencer: ISequencer
@@ -121,28 +122,29 @@ class Broker:
     follows: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
-    _fanout: Fanout = attrs.field(init=False)
+    fanout: Fanout = attrs.field(init=False)
     #: called with each stream that is created
     _created: list[Callable[[str], None]] = attrs.field(factory=list, init=False)
     #: the largest payload that each stream takes, in bytes
     largest: dict[str, int] = attrs.field(factory=dict, init=False)
-    _publisher: Publisher = attrs.field(init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
-        self._publisher = Publisher(self, None, fire)
+        self.broker = self
+        super().__attrs_post_init__()
+        self.fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
+        publish = partial(publish_deferred, self.publisher(None, fire))
         room = NamedRoom(self.budget, self.named_subscriptions)
-        self.table = NamedSubscriptions(self.clock, self.journal, self.publish, room)
+        self.table = NamedSubscriptions(self.clock, self.journal, publish, room)
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept, self.most_keys
         )
         self.shares = SharedSubscriptions(
             self.clock,
             self.journal,
-            self.publish,
+            publish,
             self.budget,
             taken=lambda name: name in self.table.entries,
             most=self.named_subscriptions,
@@ -150,11 +152,6 @@ class Broker:
         self.table.shares = self.shares
         self.table.now = self.shares.now = self.journal.now
         self.table.exists = lambda stream: stream in self.largest
-
-    @property
-    def named(self) -> Consuming:
-        """Return the named subscriptions, without limits by the access policy."""
-        return Consuming(self.table, self)
 
     def open(self) -> Deferred[None]:
         """Open the journal, and continue the numbering of its streams."""
@@ -186,74 +183,24 @@ class Broker:
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
-        self._fanout.close(Closed("the server is closing"))
+        self.fanout.close(Closed("the server is closing"))
         return result
 
-    def identified(self, identity: Identity) -> IBroker:
-        return self.guard.identified(self, identity)
-
-    def admit(self, proofs: Collection[str]) -> None:
-        """Admit everybody: no access policy applies to the broker itself."""
-
-    def permits(self, action: Action, stream: str) -> bool:
-        return True
-
-    def check(self, action: Action, stream: str) -> None:
-        """Allow everything: no access policy applies to the broker itself."""
-
-    def publisher(self, account: Account | None, settled: Settled) -> Publisher:
-        return Publisher(self, account, settled)
-
-    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
-        return publish_deferred(self._publisher, runs, own)
-
-    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        return publish_deferred(self._publisher, runs, (), key).addCallback(lambda firsts: firsts[0])
-
-    def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
-        return self.subscribe_as(None, stream, after, sink)
-
-    def subscribe_as(self, owner: Owner | None, stream: str, after: int | None, sink: ISink) -> Cursor:
+    def subscribe_as(self, owner: Peer | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else max(after, oldest - 1)
         if not self.follows:  # a follower may lag behind the leader, whose records the subscriber has seen
             position = min(position, last)
-        return self._fanout.subscribe(stream, position, last, sink, owner)
+        return self.fanout.subscribe(stream, position, last, sink, owner)
 
-    def streams(self) -> Collection[str]:
-        return [stream for stream in self.journal.ends() if not stream.startswith(".")]
-
-    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+    def when_created(self, created: Callable[[str], None]) -> Callable[[], None]:
+        """Call *created* with the name of each stream that is created; return a function that ends the calls."""
         self._created.append(created)
         return lambda: self._created.remove(created)
 
-    def exists(self, stream: str) -> bool:
-        return stream in self.journal.ends()
-
-    @property
-    def standing(self) -> Standing:
-        """Return what this server is now, and whether it may write."""
-        standing: Standing = self.journal.standing
-        return standing
-
-    def bounds(self, stream: str) -> tuple[int, int]:
-        bounds: tuple[int, int] = self.journal.bounds(stream)
-        return bounds
-
-    def ready(self, producer: Producer) -> None:
-        self._fanout.rounds.ready(producer)
-
-    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        runs: tuple[Run, ...] = self.journal.read(stream, start, max_bytes)
-        return runs
-
-    def latest(self, size: int) -> Iterator[Run]:
-        runs: Iterator[Run] = self.journal.latest(size)
-        return runs
-
-    def retire(self, streams: Sequence[str], by: str = "the server") -> Deferred[None]:
-        """Retire *streams*.
+    def retire_as(self, by: str, streams: Sequence[str]) -> Deferred[None]:
+        """Retire *streams* without asking for rights.
 
         :param by: for the log, the peer or the option that requested it
         """
@@ -279,17 +226,27 @@ class Broker:
         oldest, last = self.journal.bounds(stream)
         return bool(oldest > last == self.sequencer.last(stream))
 
+    def end_forbidden(self) -> int:
+        """End the subscriptions that the policy does not allow now; return how many."""
+        ended = 0
+        for cursor in list(self.cursors()):
+            rights = None if cursor.owner is None else cursor.owner.rights
+            if rights is not None and not rights.permits(Action.SUBSCRIBE, cursor.stream):
+                cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
+                ended += 1
+        return ended
+
     def cursors(self) -> Collection[Cursor]:
         """Return every subscription, in the order in which they were made."""
-        return self._fanout.cursors.keys()
+        return self.fanout.cursors.keys()
 
     def tallies(self) -> Mapping[str, Tally]:
         """Return the totals of the subscriptions, by protocol."""
-        return self._fanout.tallies
+        return self.fanout.tallies
 
     def subscribers(self, stream: str) -> int:
         """Return the number of clients that receive the records of *stream*."""
-        return self._fanout.subscribers(stream)
+        return self.fanout.subscribers(stream)
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload
@@ -318,7 +275,7 @@ class Broker:
             for state in (self.table.stream, self.shares.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
-        self._fanout.durable(ends)
+        self.fanout.durable(ends)
         if self.shares.entries:
             self.shares.durable(ends)
 
@@ -362,7 +319,7 @@ class Broker:
     def _retired(self, _: None, streams: Sequence[str], by: str) -> None:
         self.sequencer.raise_floor(self.journal.floor)
         for stream in streams:
-            self._fanout.forget_stream(stream)
+            self.fanout.forget_stream(stream)
         self.counters.add("server", "streams-retired", len(streams))
         if len(streams) == 1:
             log.info("stream {stream!r} was retired by {by}", stream=streams[0], by=by)

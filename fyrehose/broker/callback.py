@@ -15,10 +15,9 @@ import attrs
 from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred, succeed
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Account, Budget
+from fyrehose.broker.budget import Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
-from fyrehose.broker.publisher import DeferredPublisher, Settled
 from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
@@ -79,12 +78,12 @@ class CallbackBroker:
         if not self.permits(action, stream):
             raise Forbidden(f"{self.identity} may not {action.value} {stream!r}")
 
-    def publisher(self, account: Account | None, settled: Settled) -> DeferredPublisher:
-        """Return a publisher that calls the function; see :meth:`fyrehose.interfaces.IBroker.publisher`."""
-        return DeferredPublisher(self, account, settled)
-
-    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]:
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None
+    ) -> Deferred[tuple[int, ...]]:
         """Number *runs*, and call the function with each; see :meth:`fyrehose.interfaces.IBroker.publish`."""
+        if key is not None:
+            return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
         try:
             for run in runs:
                 self.check(Action.PUBLISH, run.stream)
@@ -105,10 +104,6 @@ class CallbackBroker:
         done: Deferred[Any] = gatherResults(handled, consumeErrors=True)
         done.addCallbacks(lambda _: tuple(firsts), lambda failure: failure.value.subFailure)
         return done
-
-    def publish_once(self, runs: Sequence[Run], key: str) -> Deferred[int]:
-        """Fail with :class:`Forbidden`, because this broker keeps no keys."""
-        return fail(Forbidden("this server keeps no keys of publishes; leave out the key"))
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> ISubscription:
         """Raise :class:`Forbidden`, because this broker keeps no records."""

@@ -18,11 +18,11 @@ from fyrehose.broker.policy import EVERY
 from fyrehose.broker.state_stream import Steps
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
-from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.interfaces import FileLag, IBroker, INamedSubscriptions
 from fyrehose.patterns import Pattern
 from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.positions import Position, takes
-from fyrehose.subscriptions.sharing import PeerBroker, Sharing
+from fyrehose.subscriptions.sharing import Sharing
 from fyrehose.subscriptions.subscription import Consumer, Named
 
 
@@ -58,7 +58,7 @@ class Consuming:
     """
 
     table: NamedSubscriptions
-    peer: PeerBroker
+    peer: IBroker
     network: str = ""
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -24,6 +24,9 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IConnectedSink, INamedSink, IRelay, ISink, ISubscription
 from fyrehose.records import Delivery, Run
 
+if TYPE_CHECKING:
+    from fyrehose.broker.peer import Peer
+
 log = Logger()
 
 #: How much one cursor delivers in its turn, in bytes of payload.
@@ -32,13 +35,6 @@ TURN = 256 << 10
 SHARED = 4 << 20
 #: The number of deliveries that are kept, because each may keep a much larger batch in memory.
 SHARED_COUNT = 256
-
-
-class Owner(Protocol):
-    """A peer whose subscriptions are counted."""
-
-    def unsubscribed(self) -> None:
-        """Handle the end of one of the peer's subscriptions."""
 
 
 @attrs.define(eq=False, weakref_slot=False)
@@ -102,7 +98,7 @@ class Cursor:
     sink: ISink
     place: StreamCursors
     tally: Tally
-    owner: Owner | None
+    owner: Peer | None
     paused: bool = attrs.field(default=True, init=False)
     stopped: bool = attrs.field(default=False, init=False)
     #: True while the cursor is in the queue or waits at the end of its stream, so that it is not queued twice
@@ -235,7 +231,7 @@ class Fanout:
     def __attrs_post_init__(self) -> None:
         self.rounds = Rounds(self.clock)
 
-    def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Owner | None = None) -> Cursor:
+    def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Peer | None = None) -> Cursor:
         """Return a new, paused cursor of *stream*.
 
         :param position: the number after which the cursor delivers

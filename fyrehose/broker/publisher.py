@@ -10,22 +10,23 @@ all publishes of a publisher in one commit by one call, so a protocol acknowledg
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from fyrehose.broker.budget import Account
 from fyrehose.errors import Forbidden, PayloadTooLarge, PublishError
-from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IBroker, IBrokerPublisher, IJournal, ISequencer, JournalState
+from fyrehose.identity import Action
+from fyrehose.interfaces import IBroker, JournalState
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
+
+if TYPE_CHECKING:
+    from fyrehose.broker.peer import Peer
 
 #: How many producers of one source are counted, at most.
 MOST_PRODUCERS = 10_000
@@ -58,72 +59,17 @@ def _without_port(producer: str | None) -> str:
     return host if host and port.rstrip(")").isdigit() else producer or ""
 
 
-class PublishesOnce(Protocol):
-    """The methods of the table of publishes' keys that publishers call."""
-
-    def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None: ...
-
-
-class PublishingBroker(Protocol):
-    """The attributes and methods of the broker that publishers use."""
-
-    clock: IReactorTime
-    journal: IJournal
-    sequencer: ISequencer
-    published: dict[str, PublishTotals]
-    grown: set[str] | None
-    grown_bytes: dict[str, int]
-    largest: dict[str, int]
-
-    @property
-    def once(self) -> PublishesOnce: ...
-
-    def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]: ...
-
-    def forget_streams(self, streams: Iterable[str]) -> None: ...
-
-
-class PublishingPeer(Protocol):
-    """The rights of a peer.
-
-    :ivar publishes: the streams that the peer may publish into or not, as far as that was looked up
-    """
-
-    identity: Identity
-
-    @property
-    def ends(self) -> float | None:
-        """Return when the rights of the peer end, in seconds since 1970 UTC; None: with the policy."""
-
-    @property
-    def publishes(self) -> Mapping[str, bool]: ...
-
-    @property
-    def holder(self) -> str: ...
-
-    def check_end(self) -> None: ...
-
-    def permits(self, action: Action, stream: str) -> bool: ...
-
-    def refusal(self, action: Action, stream: str) -> Forbidden: ...
-
-
-@implementer(IBrokerPublisher)
 class Publisher:
-    """The publisher of one peer: it checks, numbers, submits and settles publishes; see :class:`.IBrokerPublisher`.
+    """The publisher of one peer: it checks, numbers, submits and settles publishes; see :func:`.publisher_for`.
 
-    :param account: the account that is charged for a publish until it is settled; None: nothing is charged
-    :param settled: see :meth:`fyrehose.interfaces.IBroker.publisher`
-    :param peer: the peer's rights; None: the server itself, which has no limits
+    :param peer: applies the access policy and its limits, unless it is the server itself
     """
 
     __slots__ = ("_account", "_broker", "_peer", "_settled", "_verdicts")
 
-    def __init__(
-        self, broker: PublishingBroker, account: Account | None, settled: Settled, peer: PublishingPeer | None = None
-    ) -> None:
-        self._broker, self._account, self._settled, self._peer = broker, account, settled, peer
-        self._verdicts = None if peer is None else peer.publishes
+    def __init__(self, peer: Peer, account: Account | None, settled: Settled) -> None:
+        self._peer, self._broker, self._account, self._settled = peer, peer.broker, account, settled
+        self._verdicts = None if peer.rights is None else peer.rights.verdicts[Action.PUBLISH]
 
     def publish(
         self,
@@ -133,18 +79,28 @@ class Publisher:
         key: str | None = None,
         owner: Any = None,
     ) -> None:
-        """Check, number and submit *runs*; see :meth:`.IBrokerPublisher.publish`.
+        """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
 
+        Unless this raises an error, the publish is settled later, or before this call returns.
+
+        :param note: returned with the publish, as ``Publish.note``, when it is settled
+        :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
+            limits of the peer apply to them
+        :param key: publish *runs*, which are of one stream, unless they were published with this key before.  The
+            publish is settled in either case, and ``first_seq`` of the first run is the number that the first message
+            got when it was first published.
         :param owner: the object that settles the publish first, and then passes it on to this publisher
+        :raises PublishError: a limit, or the state of the journal, does not allow the publish
+        :raises Forbidden: the policy does not allow it
         """
-        broker, peer, verdicts = self._broker, self._peer, self._verdicts
+        broker, rights, verdicts = self._broker, self._peer.rights, self._verdicts
         if key is not None:
             self._check_rights(runs)
-            broker.once.publish(self, runs, key, note, "" if peer is None else peer.holder)
+            broker.once.publish(self, runs, key, note, "" if rights is None else rights.holder)
             return
-        if peer is not None and verdicts is not None:
-            if peer.ends is not None:
-                peer.check_end()
+        if rights is not None and verdicts is not None:
+            if rights.ends is not None:
+                rights.check_end()
             for run in runs:
                 if not verdicts.get(run.stream):
                     self._check_rights((run,))
@@ -164,7 +120,7 @@ class Publisher:
             size += run.room
             wanted.append((stream, len(run.lengths) // 4))
         if not usual:
-            created = broker.create_streams(runs[:counted], own, None if peer is None else peer.identity)
+            created = broker.create_streams(runs[:counted], own, None if rights is None else rights.identity)
         try:
             if size > MAX_PUBLISH:
                 raise PayloadTooLarge(
@@ -228,10 +184,8 @@ class Publisher:
         self._settled(items, error)
 
     def _check_rights(self, runs: Iterable[Run]) -> None:
-        peer = self._peer
         for run in runs:
-            if peer is not None and not peer.permits(Action.PUBLISH, run.stream):
-                raise peer.refusal(Action.PUBLISH, run.stream)
+            self._peer.check(Action.PUBLISH, run.stream)
 
 
 def fire(items: Sequence[Publish], error: Exception | None) -> None:
@@ -252,13 +206,13 @@ def publish_deferred(
         publisher.publish(list(runs), done, own, key)
     except (PublishError, Forbidden) as refusal:
         return fail(refusal)
-    return done
+    # The first publish with a key also has the record of that key, and a repetition does not.
+    return done if key is None else done.addCallback(lambda firsts: firsts[: len(runs)])
 
 
-@implementer(IBrokerPublisher)
 @attrs.define(eq=False)
 class DeferredPublisher:
-    """A publisher for brokers of other packages, which answer with Deferreds; see :class:`.IBrokerPublisher`."""
+    """A publisher for brokers of other packages, which answer with Deferreds; see :class:`Publisher`."""
 
     broker: IBroker
     account: Account | None
@@ -267,10 +221,7 @@ class DeferredPublisher:
     def publish(self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
         """Publish *runs*; raise the error if the broker refuses them at once."""
         item = Publish(runs, sum(run.room for run in runs), self, note, len(runs))
-        if key is None:
-            done = self.broker.publish(runs, own)
-        else:
-            done = self.broker.publish_once(runs, key).addCallback(lambda first: (first,))
+        done = self.broker.publish(runs, own, key)
         charged, results = False, []
 
         def ended(result: Any) -> None:

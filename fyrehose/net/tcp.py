@@ -29,6 +29,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Account
+from fyrehose.broker.peer import publisher_for
+from fyrehose.broker.publisher import DeferredPublisher, Publisher
 from fyrehose.errors import (
     Broken,
     Following,
@@ -40,7 +42,7 @@ from fyrehose.errors import (
     RemoteProtocolError,
 )
 from fyrehose.identity import Identity
-from fyrehose.interfaces import IBroker, IBrokerPublisher, ISubscription
+from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading, WaitingInput
@@ -161,7 +163,7 @@ class SessionProtocol(TwistedProtocol):
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
-    publisher: IBrokerPublisher  #: publishes with the rights of the peer
+    publisher: Publisher | DeferredPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
     def __init__(self, factory: Any, session: Session) -> None:
@@ -343,7 +345,7 @@ class SessionProtocol(TwistedProtocol):
         before it.
 
         :param note: passed to :meth:`durable` as ``Publish.note`` when *runs* are durable
-        :param key: see :meth:`.IBrokerPublisher.publish`
+        :param key: see :meth:`.Publisher.publish`
         """
         self.unsettled += 1
         try:
@@ -594,7 +596,7 @@ class SessionProtocol(TwistedProtocol):
     def use_rights(self) -> None:
         """Switch to a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
-        self.publisher = self.broker.publisher(self.account, self.settle)
+        self.publisher = publisher_for(self.broker, self.account, self.settle)
 
     def _check_admitted(self) -> None:
         """Refuse the peer if no rule of the policy allows it anything, even with the proofs that it may send later."""

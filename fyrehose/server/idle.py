@@ -62,7 +62,7 @@ class IdleStreams(TimerService):
             self._round = None
         idle = [stream for stream in streams if self._is_idle(stream, now)]
         if idle:
-            self._broker.retire(idle, "server.retire-idle").addErrback(self._refused)
+            self._broker.retire_as("server.retire-idle", idle).addErrback(self._refused)
 
     def _is_idle(self, stream: str, now: float) -> bool:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, inlineCallbacks
@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred, fail, inlineCallbacks
 from fyrehose.broker.state_stream import Steps
 from fyrehose.errors import FyrehoseError, InvalidPosition
 from fyrehose.identity import Action as Right
+from fyrehose.interfaces import IBroker
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import FINAL, ShareOptions
@@ -28,16 +29,6 @@ from fyrehose.subscriptions.work import Item
 MOST_LEASES, MOST_LETTERS = 1_000, 100
 
 
-class PeerBroker(Protocol):
-    """A broker that knows the rights of a peer."""
-
-    def check(self, action: Right, stream: str) -> None: ...
-
-    def permits(self, action: Right, stream: str) -> bool: ...
-
-    def publish(self, runs: Sequence[Run], own: Sequence[Run] = ()) -> Deferred[tuple[int, ...]]: ...
-
-
 @attrs.frozen(eq=False)
 class Sharing:
     """The shared subscriptions as one peer may use them, after each request was checked against the peer's rights.
@@ -46,7 +37,7 @@ class Sharing:
     """
 
     table: SharedSubscriptions
-    peer: PeerBroker
+    peer: IBroker
     network: str = ""
 
     def find(self, name: str) -> SharedSubscription:
@@ -125,12 +116,6 @@ class Sharing:
         except FyrehoseError as refusal:
             return fail(refusal)
         return self.table.redrive(shared, self.peer.publish)
-
-    def pause(self, shared: SharedSubscription, paused: bool) -> Deferred[Any]:
-        return self.table.pause(shared, paused)
-
-    def delete(self, shared: SharedSubscription) -> Deferred[None]:
-        return self.table.delete(shared)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
         """Return the state of *shared*, its leases and its last dead letters as an object for JSON."""

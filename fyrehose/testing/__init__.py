@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fyrehose.testing.chunks import every_chunking, feed
     from fyrehose.testing.journal import MemoryJournal
     from fyrehose.testing.plugins import PluginConformance
-    from fyrehose.testing.shell import Peer, Transport
+    from fyrehose.testing.shell import ClientSide, Transport
     from fyrehose.testing.sinks import RecordingSink
     from fyrehose.testing.waiting import until
 else:
@@ -20,15 +20,15 @@ else:
             "chunks": "every_chunking feed",
             "journal": "MemoryJournal",
             "plugins": "PluginConformance",
-            "shell": "Peer Transport",
+            "shell": "ClientSide Transport",
             "sinks": "RecordingSink",
             "waiting": "until",
         },
     )
 
 __all__ = [
+    "ClientSide",
     "MemoryJournal",
-    "Peer",
     "PluginConformance",
     "RecordingSink",
     "Transport",

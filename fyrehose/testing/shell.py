@@ -46,7 +46,7 @@ class Transport(StringTransport):
 
 
 @attrs.define(eq=False)
-class Peer:
+class ClientSide:
     """The client's side of a connection in memory, on whose server's side is the protocol under test.
 
     :ivar protocol: the protocol that the factory built

@@ -24,13 +24,13 @@ from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.testing import Peer, Transport
+from fyrehose.testing import ClientSide, Transport
 
 TOKEN = "0123456789abcdef"
 
 
 @attrs.define(eq=False)
-class Browser(Peer):
+class Browser(ClientSide):
     """A browser that shows the page."""
 
     def ask(self, path: str, *headers: str, method: str = "GET", host: str = "localhost") -> tuple[int, str, bytes]:

@@ -199,7 +199,7 @@ def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     assert labelled(samples, "fyrehose_subscriptions") == {(): 1}
     for name, value in (("in_flight", 1), ("dead_total", 1), ("settled_total", 0), ("lag_messages", 1)):
         assert labelled(samples, f"fyrehose_subscription_{name}") == {("s", "work"): value}, name
-    sharing.delete(shared)
+    sharing.table.delete(shared)
     watched.broker.shares.close()
 
 

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import MOST_VERDICTS, Guard, Guarded
+from fyrehose.broker.guard import MOST_VERDICTS, Guard
 from fyrehose.broker.policy import LOOPBACK, OPEN, parse
 from fyrehose.broker.quotas import SUBSCRIPTION, PeerLimits
 from fyrehose.broker.sequencer import Sequencer
@@ -104,8 +104,8 @@ def test_the_broker_itself_allows_everything() -> None:
     assert world.broker.publish([draft(".own")]).result == (1,)
     assert world.broker.permits(Action.PUBLISH, ".own")
     world.broker.check(Action.SUBSCRIBE, ".own")
-    assert isinstance(world.peer.identified(HERE), Guarded)
-    assert world.peer.identified(HERE).identity == HERE, "nothing is handed on"
+    assert world.peer.identified(HERE) is world.broker.identified(HERE)
+    assert world.peer.identified(HERE).rights.identity == HERE, "nothing is handed on"
 
 
 def test_peers_of_one_identity_share_a_broker_until_the_last_has_left() -> None:
@@ -114,7 +114,7 @@ def test_peers_of_one_identity_share_a_broker_until_the_last_has_left() -> None:
     for n in range(100):
         world.broker.identified(Identity(host=f"10.0.1.{n}"))
     gc.collect()
-    assert len(world.broker.guard._brokers) == 1
+    assert len(world.broker.guard._peers) == 1
 
 
 def test_retiring_is_a_right_of_its_own() -> None:
@@ -154,7 +154,7 @@ def test_verdicts_are_cached_and_bounded() -> None:
     assert asked == ["in.a"]
     for n in range(2 * MOST_VERDICTS):
         world.peer.permits(Action.PUBLISH, f"in.{n}")
-    assert all(len(verdicts) <= MOST_VERDICTS for verdicts in world.peer._verdicts.values())
+    assert all(len(verdicts) <= MOST_VERDICTS for verdicts in world.peer.rights.verdicts.values())
 
 
 def test_a_rule_for_every_stream_allows_any_number_and_not_those_of_the_server() -> None:
@@ -163,7 +163,7 @@ def test_a_rule_for_every_stream_allows_any_number_and_not_those_of_the_server()
     for _ in range(2):
         assert all(peer.permits(Action.PUBLISH, f"in.{n}") for n in range(2 * MOST_VERDICTS))
         assert not peer.permits(Action.PUBLISH, ".own")
-    assert len(peer._verdicts[Action.PUBLISH]) <= MOST_VERDICTS
+    assert len(peer.rights.verdicts[Action.PUBLISH]) <= MOST_VERDICTS
     world.broker.guard.change(WRITERS)
     assert not peer.permits(Action.PUBLISH, "in.0")
 

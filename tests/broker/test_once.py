@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.broker import once
@@ -38,12 +39,18 @@ def failure(published: Any) -> Any:
     return failures[0].value if failures else None
 
 
+def publish_once(broker: Any, runs: list[Run], key: str) -> Deferred[int]:
+    """Publish *runs* with *key*; return a Deferred that fires with the number of the first message."""
+    published: Deferred[tuple[int, ...]] = broker.publish(runs, key=key)
+    return published.addCallback(lambda firsts: firsts[0])
+
+
 def test_a_repeated_publish_gets_the_same_number_and_stores_nothing() -> None:
     broker = make()
     broker.publish([draft(b"before")])
-    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
-    assert broker.publish_once([draft(b"a", b"b")], "k").result == 2
-    assert broker.publish_once([draft(b"c")], "other").result == 4
+    assert publish_once(broker, [draft(b"a", b"b")], "k").result == 2
+    assert publish_once(broker, [draft(b"a", b"b")], "k").result == 2
+    assert publish_once(broker, [draft(b"c")], "other").result == 4
     assert broker.bounds("s") == (1, 4)
 
 
@@ -52,7 +59,7 @@ def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones() -> None
     broker = make(journal)
     read: list[int] = []
     journal.before_read = lambda stream, start: read.append(start) if stream == STREAM else None
-    broker.publish_once([draft(b"x")], "key")
+    publish_once(broker, [draft(b"x")], "key")
     broker.durable({STREAM: 1})
     assert read == [], "a leader knows what it wrote"
     broker.follows = True
@@ -71,23 +78,23 @@ def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones() -> None
 
 def test_the_same_key_may_be_used_in_two_streams() -> None:
     broker = make()
-    assert broker.publish_once([draft(b"a")], "k").result == 1
-    assert broker.publish_once([draft(b"a", stream="t")], "k").result == 1
+    assert publish_once(broker, [draft(b"a")], "k").result == 1
+    assert publish_once(broker, [draft(b"a", stream="t")], "k").result == 1
     assert broker.bounds("t") == (1, 1)
 
 
 def test_a_known_key_with_other_messages_is_refused() -> None:
     broker = make()
-    broker.publish_once([draft(b"ab")], "k")
+    publish_once(broker, [draft(b"ab")], "k")
     for other in (draft(b"a", b"b"), draft(b"ac"), Run.of("s", [b"ab"], source="test", content_type="text/plain")):
-        assert isinstance(failure(broker.publish_once([other], "k")), KeyReused)
+        assert isinstance(failure(publish_once(broker, [other], "k")), KeyReused)
     assert broker.bounds("s") == (1, 1)
 
 
 def test_a_repeated_publish_waits_until_the_first_is_durable() -> None:
     journal = MemoryJournal(auto=False)
     broker = make(journal)
-    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    first, again = publish_once(broker, [draft(b"a")], "k"), publish_once(broker, [draft(b"a")], "k")
     assert not again.called
     journal.commit()
     assert (first.result, again.result) == (1, 1)
@@ -95,36 +102,36 @@ def test_a_repeated_publish_waits_until_the_first_is_durable() -> None:
 
 def test_keys_survive_a_restart() -> None:
     journal = MemoryJournal()
-    make(journal).publish_once([draft(b"a")], "k")
-    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+    publish_once(make(journal), [draft(b"a")], "k")
+    assert publish_once(make(journal), [draft(b"a")], "k").result == 1
     assert journal.bounds("s") == (1, 1)
 
 
 def test_a_refused_publish_forgets_its_key() -> None:
     journal = MemoryJournal(auto=False)
     broker = make(journal)
-    first, again = broker.publish_once([draft(b"a")], "k"), broker.publish_once([draft(b"a")], "k")
+    first, again = publish_once(broker, [draft(b"a")], "k"), publish_once(broker, [draft(b"a")], "k")
     journal.enter(JournalState.READ_ONLY, "full")
     assert isinstance(failure(first), ReadOnly)
     assert isinstance(failure(again), ReadOnly)
     journal.auto = True
     journal.enter(JournalState.WRITABLE, "room")
-    assert broker.publish_once([draft(b"b")], "k").result == 1
+    assert publish_once(broker, [draft(b"b")], "k").result == 1
     broker.restrict("s", 1)
-    assert isinstance(failure(broker.publish_once([draft(b"long")], "l")), PayloadTooLarge)
-    assert broker.publish_once([draft(b"c")], "l").result == 2
+    assert isinstance(failure(publish_once(broker, [draft(b"long")], "l")), PayloadTooLarge)
+    assert publish_once(broker, [draft(b"c")], "l").result == 2
 
 
 def test_the_oldest_keys_are_forgotten_first() -> None:
     journal = MemoryJournal()
     broker = make(journal, most_keys=2)
     for key in ("a", "b", "c"):
-        broker.publish_once([draft(b"x")], key)
+        publish_once(broker, [draft(b"x")], key)
     assert broker.budget.aside == 2 * ENTRY
     for one in (broker, make(journal, most_keys=2)):
-        assert one.publish_once([draft(b"x")], "b").result == 2
-        assert one.publish_once([draft(b"x")], "c").result == 3
-    assert broker.publish_once([draft(b"x")], "a").result == 4
+        assert publish_once(one, [draft(b"x")], "b").result == 2
+        assert publish_once(one, [draft(b"x")], "c").result == 3
+    assert publish_once(broker, [draft(b"x")], "a").result == 4
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -132,12 +139,12 @@ def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(restart: bool)
     journal = MemoryJournal()
     broker = make(journal, most_keys=100)
     honest, flood = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
-    firsts = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    firsts = [publish_once(honest, [draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
     for number in range(500):
-        flood.publish_once([draft(b"x")], str(number))
+        publish_once(flood, [draft(b"x")], str(number))
     if restart:
         honest = make(journal, most_keys=100).identified(Identity(host="10.0.0.1"))
-    again = [honest.publish_once([draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
+    again = [publish_once(honest, [draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
     assert again == firsts
     assert journal.bounds("s") == (1, 530)
 
@@ -146,7 +153,7 @@ def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
     broker = make(budget=Budget(limit=1 << 20))
     assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"
     for number in range(900):
-        assert failure(broker.publish_once([draft(b"x")], str(number))) is None
+        assert failure(publish_once(broker, [draft(b"x")], str(number))) is None
     broker.budget.forget(broker.budget.limit // 2)
     assert broker.budget.keep(broker.budget.limit // 2)
 
@@ -154,7 +161,7 @@ def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
 def test_the_memory_of_keys_is_limited() -> None:
     broker = make(budget=Budget(limit=1 << 20))
     for number in range(900):
-        broker.publish_once([draft(b"x")], str(number))
+        publish_once(broker, [draft(b"x")], str(number))
     assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
     broker.once.open()
     assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
@@ -165,12 +172,12 @@ def test_keys_of_one_holder_that_are_not_durable_take_half_of_the_room(in_flight
     journal = MemoryJournal(auto=False)
     broker = make(journal, most_keys=100)
     mine, other = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
-    answers = [mine.publish_once([draft(b"x")], str(number)) for number in range(in_flight)]
-    assert isinstance(failure(mine.publish_once([draft(b"x")], "one more")), error)
-    assert failure(other.publish_once([draft(b"x")], "another")) is None
+    answers = [publish_once(mine, [draft(b"x")], str(number)) for number in range(in_flight)]
+    assert isinstance(failure(publish_once(mine, [draft(b"x")], "one more")), error)
+    assert failure(publish_once(other, [draft(b"x")], "another")) is None
     journal.commit()
     assert [answer.result for answer in answers] == list(range(1, in_flight + 1))
-    assert failure(mine.publish_once([draft(b"x")], "one more")) is None, "there is room again"
+    assert failure(publish_once(mine, [draft(b"x")], "one more")) is None, "there is room again"
 
 
 @pytest.mark.parametrize(("age", "kept"), [(once.KEPT - 1, True), (once.KEPT, False), (once.KEPT + 1, False)])
@@ -179,18 +186,18 @@ def test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders(ag
     broker = Broker(clock, MemoryJournal(), Sequencer(), most_keys=10)
     broker.open()
     small, large = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
-    assert small.publish_once([draft(b"a")], "k").result == 1
+    assert publish_once(small, [draft(b"a")], "k").result == 1
     clock.advance(age)
     for number in range(10):
-        large.publish_once([draft(b"x")], str(number))
-    assert small.publish_once([draft(b"a")], "k").result == (1 if kept else 12)
+        publish_once(large, [draft(b"x")], str(number))
+    assert publish_once(small, [draft(b"a")], "k").result == (1 if kept else 12)
 
 
 def test_a_displaced_key_is_counted_and_logged_once_a_minute_for_its_holder(log_lines: list[str]) -> None:
     broker = make(most_keys=10)
     peer = broker.identified(Identity(host="10.0.0.2"))
     for number in range(15):
-        peer.publish_once([draft(b"x")], str(number))
+        publish_once(peer, [draft(b"x")], str(number))
     assert broker.counters.counts["server", "key-displaced"] == 5
     (line,) = log_lines
     assert line.startswith("server: key-displaced from 10.0.0.2: a key of 10.0.0.2, which has the most of all 10, was ")
@@ -202,21 +209,21 @@ def test_a_refused_publish_displaces_no_key() -> None:
     broker.restrict("small", 1)
     peer, enemy = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
     for number in range(10):
-        peer.publish_once([draft(b"x")], str(number))
+        publish_once(peer, [draft(b"x")], str(number))
     for number in range(100):
-        assert isinstance(failure(enemy.publish_once([draft(b"xx", stream="small")], str(number))), PayloadTooLarge)
-    assert [peer.publish_once([draft(b"x")], str(number)).result for number in range(10)] == list(range(1, 11))
+        assert isinstance(failure(publish_once(enemy, [draft(b"xx", stream="small")], str(number))), PayloadTooLarge)
+    assert [publish_once(peer, [draft(b"x")], str(number)).result for number in range(10)] == list(range(1, 11))
 
 
 def test_a_token_that_no_rule_asks_for_does_not_make_a_holder() -> None:
     broker = make(most_keys=10)
     honest = broker.identified(Identity(host="10.0.0.1"))
     for number in range(5):
-        honest.publish_once([draft(b"x")], str(number))
+        publish_once(honest, [draft(b"x")], str(number))
     for number in range(50):
         made_up = broker.identified(Identity(host="10.0.0.2", token=str(number)))
-        made_up.publish_once([draft(b"x")], f"flood-{number}")
-    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+        publish_once(made_up, [draft(b"x")], f"flood-{number}")
+    assert [publish_once(honest, [draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
 
 
 def test_peers_of_one_address_with_proofs_have_shares_of_their_own() -> None:
@@ -224,23 +231,23 @@ def test_peers_of_one_address_with_proofs_have_shares_of_their_own() -> None:
     broker = make(guard=Guard(rules), most_keys=10)
     honest, flood = (broker.identified(Identity(host="10.0.0.1", token=digest(name))) for name in "ab")
     for number in range(5):
-        honest.publish_once([draft(b"x")], str(number))
+        publish_once(honest, [draft(b"x")], str(number))
     for number in range(50):
-        flood.publish_once([draft(b"x")], f"flood-{number}")
-    assert [honest.publish_once([draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
+        publish_once(flood, [draft(b"x")], f"flood-{number}")
+    assert [publish_once(honest, [draft(b"x")], str(number)).result for number in range(5)] == list(range(1, 6))
 
 
 def test_records_without_a_holder_count_for_one_holder() -> None:
     journal = MemoryJournal()
-    make(journal, most_keys=10).identified(Identity(host="10.0.0.1")).publish_once([draft(b"x")], "new")
+    publish_once(make(journal, most_keys=10).identified(Identity(host="10.0.0.1")), [draft(b"x")], "new")
     broker = make(journal, most_keys=10)
     for number in range(20):
-        broker.publish_once([draft(b"x")], f"old-{number}")
+        publish_once(broker, [draft(b"x")], f"old-{number}")
     records = [bytes(payload) for run in journal.read(STREAM, 1, 1 << 20) for payload in run.payloads()]
     assert [b'"holder": "10.0.0.1"' in record for record in records] == [True, *[b"new" in r for r in records[1:]]]
     again = make(journal, most_keys=10)
-    assert again.publish_once([draft(b"x")], "new").result == 1
-    assert again.publish_once([draft(b"x")], "old-19").result == 21
+    assert publish_once(again, [draft(b"x")], "new").result == 1
+    assert publish_once(again, [draft(b"x")], "old-19").result == 21
 
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"v": 2}', b"[" * 5_000])
@@ -248,15 +255,15 @@ def test_records_that_are_invalid_or_of_others_are_ignored(payload: bytes) -> No
     journal = MemoryJournal()
     broker = make(journal)
     broker.publish([Run.of(STREAM, [payload], source=SOURCE), Run.of(STREAM, [b"x"], source="figg")])
-    broker.publish_once([draft(b"a")], "k")
-    assert make(journal).publish_once([draft(b"a")], "k").result == 1
+    publish_once(broker, [draft(b"a")], "k")
+    assert publish_once(make(journal), [draft(b"a")], "k").result == 1
 
 
 def test_the_policy_applies_to_publishes_with_keys() -> None:
     rules = parse({"allow": [{"network": "127.0.0.1", "publish": "s"}]})
     peer = make(guard=Guard(rules)).identified(Identity())
-    assert peer.publish_once([draft(b"a")], "k").result == 1
-    assert isinstance(failure(peer.publish_once([draft(b"a", stream="t")], "k")), Forbidden)
+    assert publish_once(peer, [draft(b"a")], "k").result == 1
+    assert isinstance(failure(publish_once(peer, [draft(b"a", stream="t")], "k")), Forbidden)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -272,7 +279,7 @@ def test_retries_store_each_message_once_over_crashes(seed: int) -> None:
 
     for _ in range(300):
         key = dice.choice([*wanted])
-        broker.publish_once([draft(wanted[key])], key).addCallbacks(answered, lambda failure: None, (key,))
+        publish_once(broker, [draft(wanted[key])], key).addCallbacks(answered, lambda failure: None, (key,))
         if dice.random() < 0.3:
             journal.commit()
         if dice.random() < 0.05:
@@ -301,11 +308,11 @@ def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> 
         host = dice.choice([*holders])
         key = dice.choice(holders[host])
         peer = broker.identified(Identity(host=host))
-        peer.publish_once([draft(key.encode())], key).addCallbacks(answered, lambda failure: None, (key,))
+        publish_once(peer, [draft(key.encode())], key).addCallbacks(answered, lambda failure: None, (key,))
         flood = broker.identified(Identity(host="10.0.0.9"))
         for _ in range(dice.choice((0, 0, 1, 10, 60))):
             flooded += 1
-            flood.publish_once([draft(b"x", stream="flood")], str(flooded)).addErrback(lambda failure: None)
+            publish_once(flood, [draft(b"x", stream="flood")], str(flooded)).addErrback(lambda failure: None)
         if dice.random() < 0.7:
             journal.commit()
         if dice.random() < 0.03:

@@ -10,8 +10,9 @@ import pytest
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 
-from fyrehose.broker import Broker, DeferredPublisher, Sequencer
+from fyrehose.broker import Broker, Sequencer
 from fyrehose.broker.budget import Account
+from fyrehose.broker.peer import publisher_for
 from fyrehose.broker.policy import Policy
 from fyrehose.broker.publisher import RUN_OVERHEAD
 from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
@@ -129,10 +130,10 @@ def test_a_broker_with_deferreds_publishes_through_a_publisher(late: bool) -> No
     bench, done = Bench(), Deferred[Any]()
 
     class Own:
-        def publish(self, runs: Sequence[Run], own: Sequence[Run]) -> Deferred[Any]:
+        def publish(self, runs: Sequence[Run], own: Sequence[Run], key: str | None) -> Deferred[Any]:
             return done
 
-    publisher = DeferredPublisher(Own(), bench.account, bench.note)  # type: ignore[arg-type]
+    publisher = publisher_for(Own(), bench.account, bench.note)  # type: ignore[arg-type]
     run = draft()
     if not late:
         done.callback((7,))
@@ -145,10 +146,10 @@ def test_a_broker_with_deferreds_publishes_through_a_publisher(late: bool) -> No
 
 def test_a_broker_with_deferreds_raises_what_it_refuses_at_once() -> None:
     class Own:
-        def publish(self, runs: Sequence[Run], own: Sequence[Run]) -> Deferred[Any]:
+        def publish(self, runs: Sequence[Run], own: Sequence[Run], key: str | None) -> Deferred[Any]:
             return fail(PayloadTooLarge("x"))
 
     bench = Bench()
     with pytest.raises(PayloadTooLarge):
-        DeferredPublisher(Own(), bench.account, bench.note).publish([draft()])  # type: ignore[arg-type]
+        publisher_for(Own(), bench.account, bench.note).publish([draft()])  # type: ignore[arg-type]
     assert (bench.settled, bench.account.held) == ([], 0)

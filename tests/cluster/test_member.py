@@ -410,8 +410,8 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     old = cluster.elect("abc")
     for payload in (b"1", b"2", b"3"):
         old.publish(payload)
-    keyed: list[int] = []
-    old.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    keyed: list[tuple[int, ...]] = []
+    old.broker.publish([Run.of("s", [b"4"], source="t")], key="key").addCallback(keyed.append)
     named: list[Any] = []
     old.broker.named.open("billing", "s", 0).addCallback(named.append)
     cluster.run(1)
@@ -422,9 +422,9 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     new = next(server for server in cluster.leaders if server is not old)
     cluster.run(1)
     assert new.broker.named.find("billing").state.seq == 3
-    new.broker.publish_once([Run.of("s", [b"4"], source="t")], "key").addCallback(keyed.append)
+    new.broker.publish([Run.of("s", [b"4"], source="t")], key="key").addCallback(keyed.append)
     cluster.run(1)
-    assert keyed == [4, 4]
+    assert keyed == [(4,), (4,)]
     assert new.read() == [b"1", b"2", b"3", b"4"]
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
@@ -434,7 +434,7 @@ def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monk
     """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
     old = cluster.elect("abc")
     for number in range(20):
-        old.broker.publish_once([Run.of("s", [b"%d" % number], source="t")], f"key {number}")
+        old.broker.publish([Run.of("s", [b"%d" % number], source="t")], key=f"key {number}")
         cluster.run(0.1)
     cluster.settle()
     cluster.hub.away.add(old.name)
@@ -451,9 +451,9 @@ def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monk
     (new,) = [server for server in cluster.leaders if server is not old]
     cluster.run(1)
     assert KEYS not in read
-    numbers: list[int] = []
-    new.broker.publish_once([Run.of("s", [b"7"], source="t")], "key 7").addCallback(numbers.append)
-    assert numbers == [8]
+    numbers: list[tuple[int, ...]] = []
+    new.broker.publish([Run.of("s", [b"7"], source="t")], key="key 7").addCallback(numbers.append)
+    assert numbers == [(8,)]
 
 
 def test_a_leader_without_the_shared_log_refuses_messages_until_it_answers(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.figg.frames import Attach
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 MOST = FiggSettings().max_subscriptions
 
@@ -19,7 +19,7 @@ def test_a_connection_may_have_as_many_subscriptions_as_the_limit(count: int) ->
     clock = Clock()
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
-    peer = Peer.connect(FiggFactory(broker, FiggSettings(refusal_delay=0.0), clock), clock)
+    peer = ClientSide.connect(FiggFactory(broker, FiggSettings(refusal_delay=0.0), clock), clock)
     peer.send(b"".join(Attach(topic=f"t{n}").serialize() for n in range(count)))
     peer.clock.advance(0)  # subscriptions are handled in turns of the reactor
     assert peer.transport.disconnecting is (count > MOST)

@@ -52,7 +52,7 @@ def error_of(called: Deferred[Any]) -> BaseException | None:
 #: Requests that need a journal that can be written.
 REQUESTS: dict[str, Callable[[Alone], Deferred[Any]]] = {
     "publish": Alone.publish,
-    "publish once": lambda alone: alone.broker.publish_once([Run.of("s", [b"x"], source="test")], "key"),
+    "publish once": lambda alone: alone.broker.publish([Run.of("s", [b"x"], source="test")], key="key"),
     "retire": lambda alone: alone.broker.retire(["s"]),
     "named": lambda alone: alone.broker.named.open("n", "s", 0),
     "shared": lambda alone: alone.broker.shares.create("w", ShareOptions(stream="s"), {"s": 0}),

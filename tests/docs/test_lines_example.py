@@ -20,7 +20,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Broken, Closed, ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Peer, PluginConformance, every_chunking, feed
+from fyrehose.testing import ClientSide, MemoryJournal, PluginConformance, every_chunking, feed
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ class LineServer:
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.factory = LineFactory(self.broker, TCPSettings(refusal_delay=0.0), self.clock)
-        self.peer = Peer.connect(self.factory, self.clock)
+        self.peer = ClientSide.connect(self.factory, self.clock)
 
     def answer(self, data: bytes) -> bytes:
         """Send *data*, make all publishes durable, and return the server's answer."""
@@ -173,7 +173,7 @@ class LinePair:
         self._connect()
 
     def _connect(self) -> None:
-        self.server.peer = Peer.connect(self.server.factory, self.server.clock)
+        self.server.peer = ClientSide.connect(self.server.factory, self.server.clock)
         self.transport = StringTransport()
         self.connection = self._factory.buildProtocol(None)
         self.connection.makeConnection(self.transport)

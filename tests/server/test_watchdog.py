@@ -183,8 +183,8 @@ def test_the_log_of_a_stall_names_the_peer_that_is_served(monkeypatch: pytest.Mo
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
     factory, seen = FiggFactory(broker, reactor=clock), []
-    peer = shell.Peer.connect(factory, clock, "10.0.0.1", 5000)
-    other = shell.Peer.connect(factory, clock, "10.0.0.2", 5001)
+    peer = shell.ClientSide.connect(factory, clock, "10.0.0.1", 5000)
+    other = shell.ClientSide.connect(factory, clock, "10.0.0.2", 5001)
 
     def look(*args: Any) -> Encoded:
         seen.append(watchdog.served(sys._getframe()))

@@ -7,7 +7,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.testing import Peer, Transport
+from fyrehose.testing import ClientSide, Transport
 
 
 class Echo(TwistedProtocol):
@@ -24,7 +24,7 @@ class Echo(TwistedProtocol):
 
 
 def test_peer_exchanges_bytes_with_the_protocol_and_leaves() -> None:
-    peer = Peer.connect(Factory.forProtocol(Echo), Echo.clock, "192.0.2.1")
+    peer = ClientSide.connect(Factory.forProtocol(Echo), Echo.clock, "192.0.2.1")
     assert peer.transport.getPeer().host == "192.0.2.1"
     peer.send(b"one")
     assert peer.received() == b"ONE"

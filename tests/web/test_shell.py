@@ -14,7 +14,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, on
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 from fyrehose.web.session import MAX_AHEAD, RequestHead, WebSession
 from fyrehose.web.shell import BATCHES, WebProtocol, WebSettings, host_names, token_of
 from fyrehose.web.tokens import same
@@ -47,7 +47,7 @@ class ToyFactory(SessionFactory):
     defaults = WebSettings(refusal_delay=0.0)
 
 
-class ToyPeer(Peer):
+class ToyPeer(ClientSide):
     """A client of the toy."""
 
     @property

@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.broker.peer import publisher_for
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
@@ -163,7 +164,7 @@ class BackboneProtocol(TrainProtocol):
         self._address: Address = (host.host, host.port)
         self._draining = None
         self._account = self._broker.budget.account(self)
-        self._publisher = self._broker.publisher(self._account, self._settle)
+        self._publisher = publisher_for(self._broker, self._account, self._settle)
         self._subscription = self._broker.subscribe(self._settings.stream, None, self)
         self._subscription.resumeProducing()
 

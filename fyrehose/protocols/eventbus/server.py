@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.broker.peer import publisher_for
 from fyrehose.errors import (
     FyrehoseError,
     InvalidName,
@@ -103,7 +104,7 @@ class EventBusServer:
         self._subscribers = RecognizedSubscribers(settings.dialect)
         # Publishing: the events that are not durable yet, and those that a full disk has refused.
         self._account = broker.budget.account(self)
-        self._journal = broker.publisher(self._account, self._settle)
+        self._journal = publisher_for(broker, self._account, self._settle)
         self._unsettled = 0  #: publishes that are neither durable nor refused
         self._published = 0
         self._unwritten: list[EventBatch] = []

@@ -71,13 +71,13 @@ def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str, long
             done = sharing.redrive(shared)
             return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
         case "delete":
-            return sharing.delete(shared)
+            return sharing.table.delete(shared)
         case "show":
             return sharing.show(shared)
         case "rewind":
             done = sharing.rewind(shared, event.seq)
         case "pause":
-            done = sharing.pause(shared, work)
+            done = sharing.table.pause(shared, work)
         case _:
             raise SubscriptionConflict(f"subscription {event.name!r} is shared: settle its records one by one")
     return done.addCallback(lambda _: sharing.show(shared))

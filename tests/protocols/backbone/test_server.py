@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fyrehose.broker.budget import Budget
-from fyrehose.broker.guard import Guarded
+from fyrehose.broker.guard import PeerRights
 from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
@@ -561,7 +561,9 @@ def test_permission_cache_is_bounded(make_world: Make) -> None:
         world.send(Push(data=b"x"), source=(f"10.1.{n // 256}.{n % 256}", 1))
     gc.collect()
     kept = {
-        each.identity.host for each in gc.get_objects() if isinstance(each, Guarded) and each.broker is world.broker
+        each.identity.host
+        for each in gc.get_objects()
+        if isinstance(each, PeerRights) and each.guard is world.broker.guard
     }
     assert len({host for host in kept if host.startswith("10.1.")}) <= server.HOSTS
     assert len(world.payloads()) == server.HOSTS + 50

@@ -33,11 +33,11 @@ from fyrehose.protocols.figg.frames import (
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 
 @attrs.define(eq=False)
-class FiggPeer(Peer):
+class FiggPeer(ClientSide):
     """A client that sends single frames."""
 
     session: FiggClientSession = attrs.field(factory=FiggClientSession)
@@ -478,7 +478,7 @@ class TestAttach:
             peer.leave()
         assert server.journal.ends() == {}
         assert server.broker.largest == {}
-        assert server.broker._fanout._places == {}
+        assert server.broker.fanout._places == {}
 
 
 VIOLATIONS = [
@@ -610,7 +610,7 @@ class TestOthers:
         def damaged(*_: Any) -> None:
             raise JournalCorrupt("damaged")
 
-        server.broker._fanout.read = damaged  # type: ignore[assignment]
+        server.broker.fanout.read = damaged  # type: ignore[assignment]
         writer.say(publish(1))
         assert writer.hear() == [Ack(number=1)]
         reader.hear()

@@ -19,7 +19,7 @@ from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.standing import Standing
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 
 class World:
@@ -50,7 +50,7 @@ class World:
 
 
 @attrs.define(eq=False)
-class HttpPeer(Peer):
+class HttpPeer(ClientSide):
     """An HTTP client.
 
     :ivar head: the status line and headers of the last answer

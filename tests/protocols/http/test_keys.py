@@ -14,14 +14,14 @@ from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 
 @attrs.define
 class Answer:
     """The answer to a POST."""
 
-    peer: Peer
+    peer: ClientSide
     _said: str = ""
 
     def said(self) -> str:
@@ -43,7 +43,7 @@ class World:
 
     def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Answer:
         """Send a POST; call the result for the status and the answer."""
-        peer = Peer.connect(self.factory, self.clock)
+        peer = ClientSide.connect(self.factory, self.clock)
         keys = [] if key is None else [f"Idempotency-Key: {key}"]
         length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
         head = "\r\n".join(["POST /streams/s HTTP/1.1", "Host: localhost", length, *keys, *headers, "", ""])

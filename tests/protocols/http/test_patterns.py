@@ -21,7 +21,7 @@ from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
         return peer
 
 
-class HttpPeer(Peer):
+class HttpPeer(ClientSide):
     """An HTTP client that sends one request."""
 
     def hear(self) -> bytes:

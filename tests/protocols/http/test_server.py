@@ -27,7 +27,7 @@ from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, Peer
+from fyrehose.testing import ClientSide, MemoryJournal
 
 Lines = list[dict[str, Any]]
 
@@ -47,7 +47,7 @@ class Answer:
         return [json.loads(line) for line in self.body.splitlines()]
 
 
-class HttpPeer(Peer):
+class HttpPeer(ClientSide):
     """An HTTP client."""
 
     def say(self, line: str, *headers: str, body: bytes | None = None) -> None:
@@ -466,19 +466,19 @@ def test_a_peer_that_has_finished_sending_gets_the_whole_answer(server: Server) 
     peer.leave()
 
 
-def _nothing(peer: Peer) -> None:
+def _nothing(peer: ClientSide) -> None:
     pass
 
 
-def _end(peer: Peer) -> None:
+def _end(peer: ClientSide) -> None:
     peer.protocol.readConnectionLost()
 
 
-def _wait(peer: Peer) -> None:
+def _wait(peer: ClientSide) -> None:
     peer.clock.advance(31)
 
 
-def _stop(peer: Peer) -> None:
+def _stop(peer: ClientSide) -> None:
     peer.protocol.factory.drain()
 
 
@@ -495,7 +495,7 @@ def _stop(peer: Peer) -> None:
     ],
 )
 def test_failed_body_is_answered_with_the_count_of_published_messages(
-    make: Make, rest: bytes, then: Callable[[Peer], None], status: int, settled: bool, at_once: bool
+    make: Make, rest: bytes, then: Callable[[ClientSide], None], status: int, settled: bool, at_once: bool
 ) -> None:
     server = make(auto=False, max_payload=10)
     peer = server.connect()

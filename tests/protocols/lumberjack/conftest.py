@@ -129,7 +129,7 @@ def window() -> Callable[..., bytes]:
 
 
 @attrs.define(eq=False)
-class Connection(shell.Peer):
+class Connection(shell.ClientSide):
     """The client side of a connection to a server."""
 
     @property

@@ -315,7 +315,7 @@ class World:
         elif shared is not None and event == "rewind":
             self.rewind(shared)
         elif shared is not None and event == "delete":
-            self.ask(lambda: self.sharing.delete(shared))
+            self.ask(lambda: self.sharing.table.delete(shared))
         elif shared is not None and event == "redrive":
             self.ask(lambda: self.sharing.redrive(shared))
 

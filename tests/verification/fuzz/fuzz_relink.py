@@ -59,7 +59,7 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.records import Run
     from fyrehose.sessions import events_of
     from fyrehose.testing import MemoryJournal
-    from fyrehose.testing.shell import Peer as Connection
+    from fyrehose.testing.shell import ClientSide as Connection
 
 LIMITS = LinkLimits(channels=3, backlog=4, backlog_size=4_000, window=5, results=2, result_runs=3)
 DEFAULTS = LinkLimits()

@@ -1,0 +1,199 @@
+"""The broker as one peer may use it: publish, subscribe, read and consume, within the rights and limits of the peer.
+
+    broker.identified(identity) -> Peer -> publish, subscribe, read ... or Forbidden
+
+The server itself is a peer, too: :class:`.Broker`, which has all rights and no limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IDelayedCall
+from zope.interface import implementer
+
+from fyrehose.broker.budget import Account, Budget
+from fyrehose.broker.consuming import Consuming
+from fyrehose.broker.fanout import Cursor
+from fyrehose.broker.publisher import DeferredPublisher, Publisher, Settled, fire, publish_deferred
+from fyrehose.broker.rounds import Intake, Producer
+from fyrehose.identity import Action, Identity, network_of
+from fyrehose.interfaces import IBroker, ISink
+from fyrehose.observe.counters import Counters
+from fyrehose.records import Run
+from fyrehose.standing import Standing
+
+if TYPE_CHECKING:
+    from fyrehose.broker.broker import Broker
+    from fyrehose.broker.guard import PeerRights
+
+
+@implementer(IBroker)
+@attrs.define(eq=False)
+class Peer:
+    """The broker for the peers of one identity; see :class:`.IBroker`.
+
+    :ivar rights: what the access policy allows these peers; None: everything, because this is the server itself
+    :ivar permits: see :meth:`.IBroker.permits`
+    :ivar network: the network of the peers, for which their subscriptions count; empty: the server itself
+    """
+
+    broker: Broker
+    rights: PeerRights | None
+    counters: Counters = attrs.field(init=False)
+    budget: Budget = attrs.field(init=False)
+    intake: Intake = attrs.field(init=False)
+    permits: Callable[[Action, str], bool] = attrs.field(init=False)
+    network: str = attrs.field(init=False)
+    #: the number of subscriptions, and the timer that ends them when the signed token expires
+    _subscribed: int = attrs.field(default=0, init=False)
+    _end: IDelayedCall | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.counters, self.budget, self.intake = self.broker.counters, self.broker.budget, self.broker.intake
+        if self.rights is None:
+            self.permits, self.network = _permit_all, ""
+        else:
+            self.permits, self.network = self.rights.permits, network_of(self.rights.identity.host)
+
+    @property
+    def standing(self) -> Standing:
+        """Return what this server is now, and whether it may write."""
+        standing: Standing = self.broker.journal.standing
+        return standing
+
+    def when_leading(self) -> Deferred[None]:
+        return self.broker.when_leading()
+
+    # Rights.
+
+    def identified(self, identity: Identity) -> Peer:
+        """Return the broker with the rights of another peer, and with none of the rights of this one."""
+        return self.broker.guard.peer(self.broker, identity)
+
+    def admit(self, proofs: Collection[str]) -> None:
+        if self.rights is not None:
+            self.rights.admit(proofs)
+
+    def check(self, action: Action, stream: str) -> None:
+        if self.rights is not None and not self.rights.permits(action, stream):
+            raise self.rights.refusal(action, stream)
+
+    # Publishing.
+
+    def publisher(self, account: Account | None, settled: Settled) -> Publisher:
+        """Return a publisher with the rights and limits of the peer; see :func:`publisher_for`."""
+        return Publisher(self, account, settled)
+
+    def publish(
+        self, runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None
+    ) -> Deferred[tuple[int, ...]]:
+        return publish_deferred(self.publisher(None, fire), runs, own, key)
+
+    # Subscribing and reading.
+
+    def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
+        """Subscribe if the access policy and the limits of the peer's network allow it; see :class:`.IBroker`."""
+        self.check(Action.SUBSCRIBE, stream)
+        if self.rights is None:
+            return self.broker.subscribe_as(None, stream, after, sink)
+        self.broker.subscriptions.take(self.network)
+        self._subscribed += 1
+        self._end_later()
+        try:
+            return self.broker.subscribe_as(self, stream, after, sink)
+        except BaseException:
+            self.unsubscribed()
+            raise
+
+    def unsubscribed(self) -> None:
+        """Stop counting one subscription of the peer, because it has ended."""
+        self.broker.subscriptions.release(self.network)
+        self._subscribed -= 1
+        if not self._subscribed and self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+    def _end_later(self) -> None:
+        """Schedule the end of the subscriptions for when the signed token expires."""
+        seconds = None if self.rights is None else self.rights.seconds_left()
+        if seconds is not None and self._end is None:
+            self._end = self.broker.clock.callLater(seconds, self._end_subscriptions)
+
+    def _end_subscriptions(self) -> None:
+        self._end = None
+        self.broker.end_forbidden()
+        if self._subscribed:  # some are still allowed: the clock was set back, or another rule applies
+            self._end_later()
+
+    def streams(self) -> Collection[str]:
+        every = [stream for stream in self.broker.journal.ends() if not stream.startswith(".")]
+        return every if self.rights is None else self.rights.readable(every)
+
+    def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
+        def permitted(stream: str) -> None:
+            if not stream.startswith(".") and self.permits(Action.SUBSCRIBE, stream):
+                created(stream)
+
+        return self.broker.when_created(permitted)
+
+    def exists(self, stream: str) -> bool:
+        self.check(Action.SUBSCRIBE, stream)
+        return stream in self.broker.journal.ends()
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        self.check(Action.SUBSCRIBE, stream)
+        bounds: tuple[int, int] = self.broker.journal.bounds(stream)
+        return bounds
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        self.check(Action.SUBSCRIBE, stream)
+        runs: tuple[Run, ...] = self.broker.journal.read(stream, start, max_bytes)
+        return runs
+
+    def latest(self, size: int) -> Iterator[Run]:
+        return (run for run in self.broker.journal.latest(size) if self.permits(Action.SUBSCRIBE, run.stream))
+
+    def ready(self, producer: Producer) -> None:
+        self.broker.fanout.rounds.ready(producer)
+
+    # Consuming.
+
+    @property
+    def named(self) -> Consuming:
+        """Return the named subscriptions, as the peer may use them."""
+        return Consuming(self.broker.table, self, self.network)
+
+    # Streams.
+
+    def restrict(self, stream: str, max_payload: int) -> None:
+        self.broker.restrict(stream, max_payload)
+
+    def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        for stream in streams:
+            if self.rights is not None and not self.rights.permits(Action.ADMINISTER, stream):
+                return fail(self.rights.refusal(Action.ADMINISTER, stream))
+        return self.broker.retire_as("the server" if self.rights is None else str(self.rights.identity), streams)
+
+
+def _permit_all(action: Action, stream: str) -> bool:
+    return True
+
+
+def publisher_for(broker: IBroker, account: Account | None, settled: Settled) -> Publisher | DeferredPublisher:
+    """Return a publisher for one peer, or for one listener on behalf of many peers.
+
+    A broker of another package publishes by Deferreds; this package's own makes no object for each publish.
+
+    :param broker: the broker for that peer; see :meth:`.IBroker.identified`
+    :param account: charged for each publish until it is settled; None: nothing is charged
+    :param settled: called once for each commit that has publishes of this publisher, with these publishes in their
+        order, and with None if they are durable, so that they may be acknowledged, or else with the error; their
+        memory is released already
+    """
+    if isinstance(broker, Peer):
+        return broker.publisher(account, settled)
+    return DeferredPublisher(broker, account, settled)
