@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -31,24 +31,10 @@ from fyrehose.journal.writer import Committed
 from fyrehose.observe.meters import ClusterStatus
 from fyrehose.standing import ServerRole, Standing
 
+if TYPE_CHECKING:
+    from fyrehose.cluster.member import Member
+
 log = Logger()
-
-
-class ClusterMember(Protocol):
-    """The interface of this server as a member of its cluster; see :class:`fyrehose.cluster.member.Member`."""
-
-    @property
-    def running(self) -> bool: ...
-
-    def standing(self, role: ServerRole) -> Standing: ...
-
-    def status(self) -> ClusterStatus: ...
-
-    def start(self) -> None: ...
-
-    def expect_stop(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 @implementer(IGate)
@@ -69,7 +55,7 @@ class ReplicatedGate:
     name: str
     hand_over: Callable[[int, Sequence[Batches]], object] = lambda position, batches: None
     on_synced: Callable[[int], object] = lambda position: None
-    cluster: ClusterMember | None = None
+    cluster: Member | None = None
     filler: Filler | None = None
     handover: Handover = attrs.field(factory=Handover, init=False)
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
