@@ -35,13 +35,17 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1, None: 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def option(default: Any, convert: Callable[[str], Any], about: str, least: int = 0, most: float = inf) -> Any:
+def option(
+    default: Any, convert: Callable[[str], Any], about: str, least: int = 0, most: float = inf, above_zero: int = 0
+) -> Any:
     """Return a field of a settings class, for one option.
 
     :param convert: converts text to the value; raises ValueError with a description of valid text, such as "a size"
     :param about: the line of help for this option
     :param least: the smallest valid value of a number
     :param most: the largest valid value of a number
+    :param above_zero: the smallest size besides 0 that a user may set, because a smaller one lacks its unit; programs
+        may set any
     """
 
     def check(_: object, field: attrs.Attribute[Any], value: Any) -> None:
@@ -50,9 +54,8 @@ def option(default: Any, convert: Callable[[str], Any], about: str, least: int =
             raise ValueError(f"{typed(field.name)} must be {bound}, not {shown_value(field, value)}")
 
     bounded = least or most != inf
-    return attrs.field(
-        default=default, validator=check if bounded else None, metadata={"convert": convert, "help": about}
-    )
+    metadata = {"convert": convert, "help": about, "above_zero": above_zero}
+    return attrs.field(default=default, validator=check if bounded else None, metadata=metadata)
 
 
 def fixed(default: Any) -> Any:
@@ -254,6 +257,18 @@ def text_of(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def converted(field: attrs.Attribute[Any], text: str) -> Any:
+    """Return the value of the option *field* that a user has typed as *text*.
+
+    :raises ValueError: *text* is invalid; the message describes a valid one
+    """
+    value = field.metadata["convert"](text)
+    above_zero = field.metadata["above_zero"]
+    if above_zero and 0 < value < above_zero:
+        raise ValueError(f"0, or at least {shown_value(field, above_zero)}; a number without a unit counts bytes")
+    return value
+
+
 def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
     """Return an instance of the settings class *cls*.
 
@@ -271,7 +286,7 @@ def build(cls: type[T], protocol: str, values: Mapping[str, object]) -> T:
             raise ConfigError(f"unknown option {typed(key)!r} of {protocol}{advice}")
         text = text_of(value)
         try:
-            settings[field.name] = field.metadata["convert"](text)
+            settings[field.name] = converted(field, text)
         except ValueError as expected:
             raise ConfigError(
                 f"invalid value {text!r} for option {protocol}.{typed(key)}: expected {expected}"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 import attrs
 
 from fyrehose.errors import ConfigError
-from fyrehose.options import options_of, suggestion, text_of, typed
+from fyrehose.options import converted, options_of, suggestion, text_of, typed
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -139,12 +139,12 @@ def truth(value: object) -> bool:
 def scalar(convert: Callable[[str], T]) -> Callable[[object], T]:
     """Return a converter of texts and numbers, from one of texts such as :func:`fyrehose.options.size`."""
 
-    def converted(value: object) -> T:
+    def of_value(value: object) -> T:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError("text in quotes, or a number")
         return convert(str(value))
 
-    return converted
+    return of_value
 
 
 def read(option: str, path: Path, cls: type[T], make: Callable[[T, Path], Made]) -> Made:
@@ -231,7 +231,7 @@ def _value_hook(field: attrs.Attribute[Any], converter: Converter) -> Callable[[
     def structure(value: object, kind: Any) -> Any:
         try:
             if "convert" in metadata:
-                return _in_range(field, metadata["convert"](text_of(value)))
+                return _in_range(field, converted(field, text_of(value)))
             if metadata["read"] is not None:
                 return metadata["read"](value)
         except (Mistake, UnexpectedValue):

@@ -308,6 +308,8 @@ def test_every_test_has_a_module() -> None:
         "tests/cluster/test_shared_work.py",
         # Handshakes, holding, connections and TLS together.
         "tests/net/test_failed_handshakes.py",
+        # The server's command, configuration, listeners and journal together.
+        "tests/cli/test_wrong_inputs.py",
         # The sessions and columns of one protocol together.
         "tests/protocols/lumberjack/test_progress.py",
         # The session and the server of one protocol together, with the broker.

@@ -8,6 +8,7 @@ The server stays in the foreground and writes no pid file, unless the options sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from twisted.application.app import ReactorSelectionMixin
@@ -95,12 +96,35 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         self.parent["pidfile"] = self["pidfile"] if self["pidfile"] is not None else PID if daemon else ""
         if daemon and self["logfile"] is None:
             self.parent["logfile"] = LOG
+        self._check_files(daemon)
         self.parent.subCommand, self.parent.subOptions = "fyrehose", self
         self.parent.loadedPlugins = {
             "fyrehose": ServiceMaker("fyrehose", "fyrehose.server.tap", "A durable message server.", "fyrehose")
         }
         self.parent.postOptions()
         tap.Options.postOptions(self)
+
+    def _check_files(self, daemon: bool) -> None:
+        """Check the files that twistd uses, whose own errors take several lines, or none on standard error.
+
+        :raises UsageError: a directory is missing, or another server runs in the background
+        """
+        rundir = Path(self["rundir"])
+        if not rundir.is_dir():
+            raise UsageError(f"invalid --rundir {self['rundir']!r}: there is no such directory")
+        for name, folder in (("logfile", Path()), ("pidfile", rundir)):
+            file = self.parent[name]
+            if file and file != "-" and not (parent := (folder / file).parent).is_dir():
+                raise UsageError(f"cannot write --{name} {file}: there is no directory {parent}")
+        file = rundir / self.parent["pidfile"]
+        if not daemon or not file.is_file():
+            return
+        found = file.read_text(errors="replace").strip()
+        if not found.isdecimal():
+            raise UsageError(f"cannot use --pidfile {file}: it has {found[:20]!r}, no process id; remove the file")
+        if Path("/proc", found).exists():
+            advice = f"stop it with `kill {found}`, use another --pidfile, or remove the file if it is another program"
+            raise UsageError(f"a server runs in the background already: {file} has the process id {found}; {advice}")
 
 
 def serve(arguments: Sequence[str]) -> None:

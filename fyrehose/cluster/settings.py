@@ -13,7 +13,7 @@ import attrs
 
 from fyrehose.cluster.members import MAX_MEMBERS, MAX_NAME, is_name
 from fyrehose.errors import ConfigError
-from fyrehose.options import count, duration, file_path, option, size, within
+from fyrehose.options import count, duration, file_path, option, size, typed, within
 from fyrehose.toml_files import Mistake, structured
 
 
@@ -93,24 +93,31 @@ class ReplicationSettings:
         """
         options: dict[str, Any] = {"inbox_prefix": f"fyrehose.{self.cluster}.inbox.{self.name or 'status'}"}
         if self.credentials:
+            try:
+                Path(self.credentials).read_bytes()
+            except OSError as error:
+                raise ConfigError(
+                    f"[replication] cannot read credentials {self.credentials}: {error.strerror}"
+                ) from error
             options["user_credentials"] = self.credentials
-        if bool(self.user) != bool(self.password_file):
-            raise ConfigError("[replication] needs both user and password-file, or neither")
         if self.user:
             self.password()
             options |= {"user": self.user, "password": self.password}
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ConfigError("[replication] needs both tls-certificate and tls-key, or neither")
         if self.tls_authorities or self.tls_certificate:
-            try:
-                options["tls"] = context = ssl.create_default_context(cafile=self.tls_authorities or None)
-                if self.tls_certificate:
-                    context.load_cert_chain(self.tls_certificate, self.tls_key)
-            except OSError as error:
-                files = ", ".join(filter(None, (self.tls_authorities, self.tls_certificate, self.tls_key)))
-                why = error.strerror or error
-                raise ConfigError(f"[replication] cannot use the files for TLS ({files}): {why}") from error
+            options["tls"] = self._tls()
         return options
+
+    def _tls(self) -> ssl.SSLContext:
+        file = f"tls-authorities {self.tls_authorities}"
+        try:
+            context = ssl.create_default_context(cafile=self.tls_authorities or None)
+            if self.tls_certificate:
+                file = f"tls-certificate {self.tls_certificate} and tls-key {self.tls_key}"
+                context.load_cert_chain(self.tls_certificate, self.tls_key)
+        except OSError as error:
+            why = "expected PEM files" if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(f"[replication] cannot use {file}: {why}") from error
+        return context
 
     def password(self) -> str:
         """Return the password in the password file.
@@ -134,8 +141,12 @@ def parse(table: Mapping[str, Any], folder: str = "") -> ReplicationSettings:
     :raises Mistake: an option is unknown, invalid or missing
     """
     settings = structured(ReplicationSettings, table)
+    given = {typed(name) for name, value in attrs.asdict(settings, recurse=False).items() if value}
     if not settings.servers:
         raise Mistake('servers is missing; expected addresses such as servers = ["nats://10.0.0.1:4222"]')
+    for one, other in (("user", "password-file"), ("tls-certificate", "tls-key")):
+        if (one in given) != (other in given):
+            raise Mistake(f"it needs both {one} and {other}, or neither", key=one if one in given else other)
     paths = within(folder, ReplicationSettings, attrs.asdict(settings, recurse=False))
     return attrs.evolve(settings, **paths | {"name": settings.name or _host_name()})
 

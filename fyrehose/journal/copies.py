@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fyrehose.errors import ConfigError, JournalCorrupt
-from fyrehose.journal.scan import SegmentReader
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalUnusable
+from fyrehose.journal.scan import MARK_NAME, SegmentReader, segments
 
 #: A batch that was written never begins with this many zeros, so this many bytes at its start are looked at.
 WORD = 8
@@ -23,6 +23,9 @@ WINDOW = 1 << 20
 RESTORING = "RESTORING"
 #: Name of the file that marks a directory as a standby; it has the URL of the journal that the standby follows.
 STANDBY = "STANDBY"
+
+#: Names of files that a directory may have before it has a journal: the lock, and what a file system puts there.
+_HARMLESS = re.compile(r"LOCK|lost\+found|\..*|.*\.new")
 
 _ZEROS = re.compile(rb"\0{%d}" % TORN)
 
@@ -65,3 +68,22 @@ def followed(directory: Path) -> str:
     """Return the URL of the journal that the standby in *directory* follows, or "" if the directory is no standby."""
     path = directory / STANDBY
     return path.read_text(errors="replace").strip() if path.exists() else ""
+
+
+def refuse_other_files(directory: Path) -> None:
+    """Refuse to make a new journal in a directory with files of other programs, which was probably named by mistake.
+
+    :raises JournalUnusable: *directory* has no journal, but other files
+    """
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return  # there is no such directory, or opening the journal reports what is wrong with it
+    if segments(directory) or {MARK_NAME, RESTORING, STANDBY} & {*names}:
+        return
+    others = [name for name in names if not _HARMLESS.fullmatch(name) and not name.startswith("QUARANTINE")]
+    if others:
+        shown = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
+        raise JournalUnusable(
+            f"cannot make a new journal in {directory}: it has other files ({shown}); choose an empty or new directory"
+        )

@@ -47,7 +47,12 @@ class JournalSettings:
     segment_size: int = option(
         64 << 20, size, "size at which a segment file is sealed and the next begins", least=1 << 10
     )
-    keep_bytes: int = option(0, size, "delete the oldest segments when there are more bytes than this; 0: keep all")
+    keep_bytes: int = option(
+        0,
+        size,
+        "delete the oldest segments when there are more bytes than this; 0: keep all",
+        above_zero=1 << 10,
+    )
     keep_age: float = option(0.0, duration, "delete segments whose newest record is older than this; 0: keep all")
     subscription_timeout: float = option(
         2 * 86400.0, duration, "stop waiting for a named subscription that was not used for this long"
@@ -55,6 +60,8 @@ class JournalSettings:
     subscription_bytes: int = option(
         16 << 30, size, "limit of the bytes that are kept only because of named subscriptions"
     )
-    min_free: int = option(256 << 20, size, "refuse messages while the disk has less free space than this")
+    min_free: int = option(
+        256 << 20, size, "refuse messages while the disk has less free space than this", above_zero=1 << 10
+    )
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")
     verify: int = fixed(256 << 20)  #: bytes of sealed segments to check at the start, the newest first

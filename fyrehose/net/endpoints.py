@@ -7,10 +7,14 @@ stop:  the port, then the connections
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections.abc import Callable, Collection
+from ipaddress import ip_address
 from typing import Any, cast
 
 import attrs
+from OpenSSL import SSL, crypto
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint, UNIXServerEndpoint, serverFromString
@@ -23,6 +27,56 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
 from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
+from fyrehose.options import suggestion
+
+#: Why an ssl: endpoint cannot be used.
+_NO_KEY = "its privateKey and certKey must be PEM files with a private key and its certificate"
+#: The most bytes of the path of a Unix socket.
+UNIX_PATH = 107
+#: The names of the parts of an endpoint behind its kind.
+_PARTS = {
+    "tcp": "port interface backlog",
+    "udp": "port interface",
+    "ssl": "port privateKey certKey sslmethod interface backlog extraCertChain dhParameters",
+    "unix": "address mode backlog lockfile",
+}
+
+
+def flaw_of(endpoint: str) -> str:
+    """Return what is wrong with the text of *endpoint*, and what is expected; empty if nothing is seen to be wrong.
+
+    Endpoints of a kind that Twisted's plugins define are not examined.
+    """
+    kind, *rest = re.split(r"(?<!\\):", endpoint)
+    if kind not in _PARTS:
+        return ""
+    first, *known = _PARTS[kind].split()
+    parts = {}
+    for at, part in enumerate(rest):
+        name, equals, value = part.partition("=")
+        if equals and name not in (first, *known):
+            expected = f"; expected {', '.join((first, *known[:-1]))} or {known[-1]}"
+            return f"it has an unknown part {name!r}{suggestion(name, (first, *known)) or expected}"
+        parts[name if equals else first if not at else ""] = re.sub(r"\\(.)", r"\1", value if equals else part)
+    if kind == "unix":
+        size = len(os.fsencode(parts.get("address", "")))
+        return f"its path has {size} bytes, and a Unix socket at most {UNIX_PATH}" if size > UNIX_PATH else ""
+    port, interface = parts.get("port", ""), parts.get("interface", "")
+    if not port.isdecimal() or int(port) > 65535:
+        return f"expected a port from 0 to 65535 after {kind}:, not {port!r}"
+    return _flaw_of_interface(interface)
+
+
+def _flaw_of_interface(interface: str) -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface in names:
+        return f"{interface} is a network interface; expected an address, which `ip address show {interface}` lists"
+    if re.fullmatch(r"[\d.]+|.*:.*", interface):
+        try:
+            ip_address(interface)
+        except ValueError:
+            return f"interface={interface} is no IP address; expected one of this machine, such as 127.0.0.1"
+    return ""
 
 
 @implementer(IConnected, IReloading)
@@ -44,7 +98,10 @@ class TCPService(Service):
         self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
         try:
             self._endpoint = serverFromString(reactor, endpoint)
-        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+        except (OSError, SSL.Error, crypto.Error) as error:
+            why = f"cannot read {error.filename}: {error.strerror}" if isinstance(error, OSError) else _NO_KEY
+            raise ConfigError(f"invalid --listen {protocol}={endpoint}: {why}") from error
+        except (ValueError, TypeError, KeyError, IndexError) as error:
             if endpoint.startswith("systemd:") and isinstance(error, LookupError):
                 raise ConfigError(
                     f"invalid --listen {protocol}={endpoint}: systemd has passed no such socket"

@@ -9,7 +9,8 @@ read the server's certificate only once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,6 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.net.handshakes import reason_of
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.options import file_path, one_of, option
@@ -31,6 +31,8 @@ from fyrehose.options import file_path, one_of, option
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
+_NO_CERTIFICATE = "it has no complete certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+_NO_KEY = "it has no complete private key in PEM form (-----BEGIN PRIVATE KEY-----)"
 _MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
 
 
@@ -69,50 +71,68 @@ class TLSSettings(TCPSettings):
 
         :raises ConfigError: a file cannot be read or used
         """
-        for name, path in (
-            ("tls-certificate", self.tls_certificate),
-            ("tls-key", self.tls_key),
-            ("tls-key-passphrase", self.tls_key_passphrase),
-            ("tls-authorities", self.tls_authorities),
-        ):
-            try:
-                Path(path or self.tls_certificate).read_bytes()
-            except OSError as error:
-                reason = f"cannot read {protocol}.{name} {path}: {error.strerror}"
-                raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
-        try:
-            return self._make_context()
-        except (SSL.Error, ValueError) as error:
-            reason = reason_of(error) if isinstance(error, SSL.Error) else str(error)
-            raise ConfigError(f"invalid TLS options of {protocol}: {reason}") from error
-
-    def _make_context(self) -> SSL.Context:
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(_MINIMA[self.tls_minimum])
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
         context.set_cipher_list(CIPHERS.encode())
-        context.use_certificate_chain_file(self.tls_certificate)
-        context.use_privatekey(self._key())
-        context.check_privatekey()
+        with _used(protocol, "tls-certificate", self.tls_certificate, _NO_CERTIFICATE):
+            context.use_certificate_chain_file(self.tls_certificate)
+        key = self._key(protocol)
+        with _used(protocol, *self._key_option, f"its key is not that of the certificate in {self.tls_certificate}"):
+            context.use_privatekey(key)
+            context.check_privatekey()
         # Resume no TLS session, because resuming would skip the verification of the client's certificate.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
-            context.load_verify_locations(self.tls_authorities)
-            context.load_client_ca(self.tls_authorities.encode())
+            with _used(protocol, "tls-authorities", self.tls_authorities, _NO_CERTIFICATE):
+                context.load_verify_locations(self.tls_authorities)
+                context.load_client_ca(self.tls_authorities.encode())
             required = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if self.tls_client_auth == "required" else 0
             context.set_verify(SSL.VERIFY_PEER | required)
         return context
 
-    def _key(self) -> Any:
+    @property
+    def _key_option(self) -> tuple[str, str]:
+        """Return the option that names the file with the private key, and its path."""
+        return ("tls-key", self.tls_key) if self.tls_key else ("tls-certificate", self.tls_certificate)
+
+    def _key(self, protocol: str) -> Any:
         passphrase = None
-        if self.tls_key_passphrase:
-            passphrase = Path(self.tls_key_passphrase).read_bytes().partition(b"\n")[0].rstrip(b"\r")
-        path = Path(self.tls_key or self.tls_certificate)
-        try:
-            return load_pem_private_key(path.read_bytes(), passphrase)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise ValueError(f"{path}: {error}") from error
+        with _used(protocol, "tls-key-passphrase", self.tls_key_passphrase, "it cannot be read"):
+            if self.tls_key_passphrase:
+                passphrase = Path(self.tls_key_passphrase).read_bytes().partition(b"\n")[0].rstrip(b"\r")
+        name, path = self._key_option
+        wrong = _NO_KEY
+        if not self.tls_key:
+            wrong += f"; add the key to it, or set {protocol}.tls-key"
+        with _used(protocol, name, path, wrong):
+            data = Path(path).read_bytes()
+        if passphrase is None and b"ENCRYPTED" in data:
+            wrong = f"its key is encrypted; set {protocol}.tls-key-passphrase to a file with the passphrase"
+        elif passphrase is not None and b"ENCRYPTED" in data:
+            wrong = f"the passphrase in {self.tls_key_passphrase} does not decrypt its key"
+        elif passphrase is not None and b"PRIVATE KEY" in data:
+            wrong = f"its key is not encrypted; remove {protocol}.tls-key-passphrase"
+        with _used(protocol, name, path, wrong):
+            return load_pem_private_key(data, passphrase)
+
+
+@contextmanager
+def _used(protocol: str, name: str, path: str, wrong: str) -> Iterator[None]:
+    """Report an error of the block as one of the file *path*, which the option *name* names.
+
+    :param wrong: what is wrong with the file, if it can be read
+    """
+    problem = f"invalid TLS options of {protocol}: cannot {{}} {protocol}.{name} {path}"
+    try:
+        if path:
+            Path(path).read_bytes()
+        yield
+    except OSError as error:
+        raise ConfigError(f"{problem.format('read')}: {error.strerror}") from error
+    except (SSL.Error, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{problem.format('use')}: {wrong}") from error
 
 
 @implementer(IOpenSSLServerConnectionCreator)

@@ -55,6 +55,7 @@ from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.net.endpoints import flaw_of
 from fyrehose.options import build, count, duration, one_of, option, size, suggestion, within
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 from fyrehose.subscriptions.named import MOST_NAMED
@@ -133,6 +134,8 @@ class ListenerConfig:
     plugin: IProtocolPlugin
     endpoint: str
     settings: Any
+    #: the configuration file that has the endpoint or options; empty: only the command line has
+    file: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -226,6 +229,12 @@ def _endpoints(table: object) -> list[tuple[str, str]]:
     return found
 
 
+def _path(value: object) -> str:
+    if not text(value):
+        raise ValueError("a path")
+    return text(value)
+
+
 def _known_protocol(name: str) -> None:
     """Check that there is a plugin for the listener *name*, and that it can be imported."""
     try:
@@ -259,8 +268,8 @@ def _options(tables: object) -> Options:
 class ConfigFile:
     """The content of a configuration file as its author writes it."""
 
-    data_dir: str | None = key(text, default=None)
-    policy: str | None = key(text, default=None)
+    data_dir: str | None = key(_path, default=None)
+    policy: str | None = key(_path, default=None)
     log_format: str | None = key(scalar(one_of(*FORMATS)), default=None)
     log_level: str | None = key(scalar(one_of(*LEVEL_NAMES)), default=None)
     listen: list[tuple[str, str]] = key(_endpoints, default=attrs.Factory(list), shown="[listen]")
@@ -282,12 +291,16 @@ class ConfigFile:
             cluster = None if self.replication is None else replication.parse(self.replication, str(folder))
         self._check_listeners()
         options = merged(self.option, self._routes())
+        listen = [(name, _endpoint_within(folder, endpoint)) for name, endpoint in self.listen]
+        for name, endpoint in listen:
+            if flaw := flaw_of(endpoint):
+                raise Mistake(f"{name} is {endpoint!r}: {flaw}", "listen", key=name)
         return FromFile(
             data_dir=None if self.data_dir is None else str(folder / self.data_dir),
             policy=None if self.policy is None else str(folder / self.policy),
             log_format=self.log_format,
             log_level=self.log_level,
-            listen=[(name, _endpoint_within(folder, endpoint)) for name, endpoint in self.listen],
+            listen=listen,
             options={scope: within(str(folder), _settings_class(scope), table) for scope, table in options.items()},
             streams=streams.limits(self.stream),
             replication=cluster,
@@ -359,11 +372,17 @@ def resolve(
         raise ConfigError(
             f"duplicate --listen {'='.join(duplicate)}; use another endpoint, or name listeners PROTOCOL/LABEL"
         )
+    for name, endpoint in wanted:
+        if flaw := flaw_of(endpoint):
+            raise ConfigError(f"invalid --listen {name}={endpoint}: {flaw}")
     listeners = [_listener(name, endpoint, options) for name, endpoint in wanted]
     for option_name, value, known in (("log-format", log_format, FORMATS), ("log-level", log_level, LEVEL_NAMES)):
-        if value not in known:
-            expected = f"expected {' or '.join(known)}{suggestion(value, known)}"
-            raise ConfigError(f"invalid --{option_name} {value!r}: {expected}")
+        try:
+            one_of(*known)(value)
+        except ValueError as expected:
+            raise ConfigError(f"invalid --{option_name} {value!r}: expected {expected}") from None
+    if not data_dir:
+        raise ConfigError("invalid --data-dir '': expected a directory")
     if not wanted:
         listeners = [_listener(name, plugins.load(name).default_endpoint, options) for name in plugins.names()]
     return Config(

@@ -69,6 +69,8 @@ class Listeners:
                 raise
             self.warnings.append(f"starting without {listener.name}: {missing}")
             return None
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_origin(listener)}") from error
         check_guarded(listener, config)  # only now, because this parses the endpoint, which make_service() has checked
         service.setName(f"{listener.name} ({listener.endpoint})")
         return service
@@ -149,8 +151,13 @@ def check_guarded(listener: ListenerConfig, config: Config) -> None:
     if not local and not guarded:
         raise ConfigError(
             f"--listen {listener.name}={listener.endpoint}: refusing to listen on a public address without an "
-            "access policy; pass --policy FILE or add interface=127.0.0.1"
+            f"access policy; pass --policy FILE or add interface=127.0.0.1{_origin(listener)}"
         )
+
+
+def _origin(listener: ListenerConfig) -> str:
+    """Return the end of an error about *listener*, which names the configuration file that describes it."""
+    return f" (--config {listener.file})" if listener.file else ""
 
 
 def _with_connections(listener: ListenerConfig, most: int) -> ListenerConfig:

@@ -12,6 +12,7 @@ Twisted's MultiService neither waits for its children nor notices that one has f
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any
@@ -292,8 +293,28 @@ def _state(listening: Any) -> str:
 
 
 def _reason(error: CannotListenError | OSError) -> str:
+    """Return why a service cannot listen, and what to do about it."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
-    reason = os_reason(error.socketError)
-    where = f"{error.interface or 'any address'} port {error.port}" if error.port is not None else "its endpoint"
-    return f"{where}: {reason}"
+        remedy = _UNIX_REMEDIES[errno.ENOENT] if error.errno == errno.ENOENT else ""
+        return f"{error.strerror or error}{remedy}"
+    if error.port is None:
+        return f"its endpoint: {os_reason(error.socketError)}"
+    unix = isinstance(error.port, bytes | str)
+    where = os.fsdecode(error.port) if unix else f"{error.interface or 'any address'} port {error.port}"
+    remedies = _UNIX_REMEDIES if unix else _REMEDIES
+    code = error.socketError.errno if isinstance(error.socketError, OSError) else None
+    remedy = remedies.get(code, "").format(port=error.port, interface=error.interface)
+    return f"{where}: {os_reason(error.socketError)}{remedy}"
+
+
+#: What to do about an error of listening, by its number.
+_REMEDIES: dict[int | None, str] = {
+    errno.EADDRINUSE: "; use another port, or stop the program that `ss -lnp 'sport = :{port}'` shows",
+    errno.EACCES: "; use a port from 1024 on, or give the server CAP_NET_BIND_SERVICE or a socket of systemd",
+    errno.EADDRNOTAVAIL: "; this machine has no address {interface}: `ip address` lists those that it has",
+}
+_UNIX_REMEDIES: dict[int | None, str] = {
+    errno.EADDRINUSE: "; another program listens there, or it is no socket: use another path",
+    errno.EACCES: "; change the owner of its directory, or use another path",
+    errno.ENOENT: "; make its directory first",
+}

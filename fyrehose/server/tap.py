@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TextIO, cast
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall
@@ -26,6 +27,7 @@ from twisted.python.failure import Failure
 
 from fyrehose import __version__, kernels, plugins
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
+from fyrehose.journal.copies import refuse_other_files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
@@ -143,7 +145,7 @@ class Options(usage.Options):
             flags["server"] = {"max_streams": self["max-streams"]}
         self["option"] = merged(self["option"], flags)
         for name in ("config", "policy", "data-dir"):
-            if self[name] is not None:
+            if self[name]:
                 self[name] = str(Path(self[name]).absolute())  # a daemon may change its directory
         self.resolved = _usage(self.resolve)
         if self.parent is not None and self.parent.get("syslog"):
@@ -163,8 +165,8 @@ class Options(usage.Options):
         for scope in self["option"]:
             if listen and not applies(scope, listen):
                 raise ConfigError(f"options of {scope!r} without a listener; add --listen {scope}=ENDPOINT")
-        return resolve(
-            self["data-dir"] or file.data_dir or "data",
+        config = resolve(
+            file.data_dir or "data" if self["data-dir"] is None else self["data-dir"],
             listen,
             merged(file.options, self["option"]),
             self["policy"] or file.policy,
@@ -173,6 +175,12 @@ class Options(usage.Options):
             file.replication,
             self["log-level"] or file.log_level or "info",
         )
+        scopes = {*file.options, *(name for name, _ in (() if self["listen"] else file.listen))}
+        listeners = [
+            attrs.evolve(each, file=self["config"]) if scopes & {each.name, each.plugin.name} else each
+            for each in config.listeners
+        ]
+        return attrs.evolve(config, listeners=tuple(listeners))
 
     @property
     def log_observer(self) -> Callable[[], LevelObserver] | None:
@@ -235,6 +243,7 @@ def makeService(options: Options) -> ServerProcess:
     # Timers must not depend on the wall clock, which may be set.  This line has to come before the first timer.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
     try:
+        refuse_other_files(options.resolved.data_dir)
         return ServerProcess(reactor, options.resolved, options.log_observer, options.command, options.resolve)
     except FyrehoseError as error:
         _exit(options.command, error)

@@ -60,8 +60,8 @@ def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.Monkey
 def test_a_user_needs_a_password_file_that_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "password"
     for more in ({"user": "a"}, {"password-file": str(file)}):
-        with pytest.raises(ConfigError, match="both user and password-file"):
-            parse({**TABLE, **more}).connect_options()
+        with pytest.raises(Mistake, match="both user and password-file"):
+            parse({**TABLE, **more})
     settings = parse({**TABLE, "user": "a", "password-file": str(file)})
     with pytest.raises(ConfigError, match=r"cannot read password-file .*: No such file"):
         settings.connect_options()

@@ -18,6 +18,7 @@ from fyrehose.cluster.settings import ReplicationSettings, parse
 from fyrehose.errors import ConfigError
 from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_port
+from fyrehose.toml_files import Mistake
 
 CONFIG = """
 listen: 127.0.0.1:{port}
@@ -43,7 +44,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_without_certificate_files_nats_is_connected_without_tls() -> None:
     assert set(settings().connect_options()) == {"inbox_prefix"}
-    assert settings(credentials="user.creds").connect_options()["user_credentials"] == "user.creds"
+
+
+def test_credentials_file_is_passed_to_nats_if_it_can_be_read(files: Path) -> None:
+    file = str(files / "server.key")
+    assert settings(credentials=file).connect_options()["user_credentials"] == file
+    with pytest.raises(ConfigError, match="cannot read credentials missing: No such file"):
+        settings(credentials="missing").connect_options()
 
 
 def test_only_certificates_of_the_configured_authority_are_accepted(files: Path) -> None:
@@ -54,14 +61,14 @@ def test_only_certificates_of_the_configured_authority_are_accepted(files: Path)
 
 
 def test_a_certificate_needs_its_key(files: Path) -> None:
-    with pytest.raises(ConfigError, match="both tls-certificate and tls-key"):
-        settings(tls_certificate=str(files / "server.pem")).connect_options()
+    with pytest.raises(Mistake, match="both tls-certificate and tls-key"):
+        settings(tls_certificate=str(files / "server.pem"))
 
 
 def test_certificate_files_that_cannot_be_used_are_named(files: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.pem\): No such file"):
+    with pytest.raises(ConfigError, match=r"cannot use tls-authorities missing\.pem: No such file"):
         settings(tls_authorities="missing.pem").connect_options()
-    with pytest.raises(ConfigError, match="cannot use the files for TLS"):
+    with pytest.raises(ConfigError, match=r"cannot use tls-certificate .*key and tls-key .*key: expected PEM files"):
         settings(tls_certificate=str(files / "server.key"), tls_key=str(files / "server.key")).connect_options()
 
 

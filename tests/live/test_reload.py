@@ -68,7 +68,7 @@ def test_a_reload_changes_a_running_server(start: Any, tmp_path: Path) -> None:
     file.write_text(http + "[option.http]\nmax-payload = 0\n")
     broken = reload(tmp_path)
     assert (broken.returncode, broken.stdout) == (1, "")
-    assert broken.stderr.startswith("fyrehose: nothing was changed: invalid options of http: max-payload")
+    assert broken.stderr.endswith("line 3, in [option.http]: max-payload must be from 1 to 16MiB, not 0\n")
     assert post(port, 2_000) == 413
     file.write_text(http)
     assert reload(tmp_path).stdout.splitlines() == [

@@ -15,7 +15,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.errors import ConfigError
-from fyrehose.net.endpoints import TCPService
+from fyrehose.net.endpoints import UNIX_PATH, TCPService, flaw_of
 from fyrehose.net.tls import TLSSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,9 +25,38 @@ make = import_module("test_tcp").make  # a server of a toy protocol
 
 def test_invalid_endpoints_are_refused() -> None:
     server = make()
-    for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y", "ssl:1"):
+    for endpoint in ("nonsense:1", "tcp", "tcp:http:x=y"):
         with pytest.raises(ConfigError, match="not a Twisted endpoint"):
             TCPService(server.clock, "toy", endpoint, server.factory)
+    with pytest.raises(ConfigError, match=r"toy=ssl:1: cannot read .*server\.pem: No such file or directory"):
+        TCPService(server.clock, "toy", "ssl:1", server.factory)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "flaw"),
+    [
+        ("tcp:8119:interface=127.0.0.1:backlog=5", ""),
+        ("tcp:port=8119:interface=\\:\\:1", ""),
+        ("tcp:0", ""),
+        ("tcp:8119:interface=localhost", ""),
+        ("udp:2323", ""),
+        ("ssl:8119:privateKey=a\\:b.pem:certKey=c.pem", ""),
+        ("unix:/run/figg:mode=600:lockfile=0", ""),
+        (f"unix:{'x' * UNIX_PATH}", ""),
+        (f"unix:{'x' * (UNIX_PATH + 1)}", "its path has 108 bytes, and a Unix socket at most 107"),
+        ("systemd:domain=INET:index=0", ""),
+        ("onion:8119:key=x", ""),
+        ("tcp:65536", "expected a port from 0 to 65535 after tcp:, not '65536'"),
+        ("tcp:8119:mode=600", "it has an unknown part 'mode'; expected port, interface or backlog"),
+        (
+            "tcp:8119:interface=\\:\\:g",
+            "interface=::g is no IP address; expected one of this machine, such as 127.0.0.1",
+        ),
+        ("udp:1:interface=lo", "lo is a network interface; expected an address, which `ip address show lo` lists"),
+    ],
+)
+def test_flaw_of_an_endpoint_is_found_before_it_is_opened(endpoint: str, flaw: str) -> None:
+    assert flaw_of(endpoint) == flaw
 
 
 def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:

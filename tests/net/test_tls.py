@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 import pytest
-from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
@@ -263,12 +262,3 @@ def test_tls_options_are_converted_from_text() -> None:
     for wrong in ({"tls-minimum": "1.1"}, {"tls-client-auth": "perhaps"}):
         with pytest.raises(ConfigError, match=r"expected .* or "):
             build(TLSSettings, "toy", wrong)
-
-
-def test_an_openssl_error_without_text_is_reported(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> None:
-        raise SSL.Error
-
-    monkeypatch.setattr(SSL.Context, "check_privatekey", fail)
-    with pytest.raises(ConfigError, match="gives no reason"):
-        options(authority).tls("toy")

@@ -190,8 +190,8 @@ def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
         '[listen]\n"lumberjack/a" = "tcp:5044:interface=127.0.0.1"\n"lumberjack/b" = "tcp:5045:interface=127.0.0.1"\n'
         '[option.journal]\nkeep-age = "7d"\n'
     )
-    at = "127.0.0.1 port 5045: Address already in use"
-    assert answer.error == f"lumberjack/b (tcp:5045:interface=127.0.0.1) cannot listen: {at}"
+    at = "127.0.0.1 port 5045: Address already in use; use another port, or stop "
+    assert answer.error.startswith(f"lumberjack/b (tcp:5045:interface=127.0.0.1) cannot listen: {at}")
     assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "figg"]
     assert len(list(world.server.fyrehose)) == 2, "the first one that was opened is closed again"
     assert world.server.stack.journal.settings is None

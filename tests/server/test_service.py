@@ -139,6 +139,15 @@ def test_a_journal_that_does_not_open_starts_nothing(server: Server) -> None:
     assert not server.service.running
 
 
+#: What the user may do where a port below 1024 is forbidden.
+FORBIDDEN = "; use a port from 1024 on, or give the server CAP_NET_BIND_SERVICE or a socket of systemd"
+
+
+def taken(port: int) -> str:
+    """Return what the user may do about a port that another program has."""
+    return f"; use another port, or stop the program that `ss -lnp 'sport = :{port}'` shows"
+
+
 def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> None:
     a, b = server.children
     failures: list[Any] = []
@@ -151,7 +160,7 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
     assert not failures
     server.journal.closing.callback(None)
     assert failures[0].check(FyrehoseError)
-    assert str(failures[0].value) == "b cannot listen: 127.0.0.1 port 8119: Address already in use"
+    assert str(failures[0].value) == f"b cannot listen: 127.0.0.1 port 8119: Address already in use{taken(8119)}"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +168,11 @@ def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> No
     [
         (
             CannotListenError(None, 80, PermissionError(13, "Permission denied")),
-            "any address port 80: Permission denied",
+            f"any address port 80: Permission denied{FORBIDDEN}",
+        ),
+        (
+            CannotListenError(None, b"/run/figg", PermissionError(13, "Permission denied")),
+            "/run/figg: Permission denied; change the owner of its directory, or use another path",
         ),
         (
             OverflowError("bind(): port must be 0-65535."),
@@ -254,7 +267,9 @@ def test_a_child_added_later_that_cannot_start_is_reported(logged_errors: Any) -
     late = Child("late", server.told)
     late.setServiceParent(server.service)
     late.starting.errback(CannotListenError(None, 80, PermissionError(13, "Permission denied")))
-    assert [str(error) for error in server.failures] == ["late cannot listen: any address port 80: Permission denied"]
+    assert [str(error) for error in server.failures] == [
+        f"late cannot listen: any address port 80: Permission denied{FORBIDDEN}"
+    ]
     logged_errors.take()
 
 
@@ -432,7 +447,7 @@ def test_listener_that_cannot_open_when_the_server_leads_ends_the_server(server:
     server.journal.enter(JournalState.WRITABLE, "this server leads")
     child.starting.errback(CannotListenError("127.0.0.1", 5044, OSError(98, "Address already in use")))
     assert [str(failure) for failure in server.failures] == [
-        "c cannot listen: 127.0.0.1 port 5044: Address already in use"
+        f"c cannot listen: 127.0.0.1 port 5044: Address already in use{taken(5044)}"
     ]
     assert len(logged_errors.take()) == 1
 

@@ -131,7 +131,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         (["--config", "/nowhere.toml"], "cannot read --config /nowhere.toml"),
         (["--policy", "/nowhere.toml"], "cannot read --policy /nowhere.toml"),
         (["--log-format", "xml"], "invalid --log-format 'xml': expected text or json"),
-        (["--log-level", "wran"], "invalid --log-level 'wran': expected debug or info or warn or error or critical"),
+        (["--log-level", "wran"], "invalid --log-level 'wran': expected debug, info, warn, error or critical"),
         (["--port", "1"], "unknown option --port"),
         (["8119"], "unexpected argument '8119'"),
     ],
