@@ -36,7 +36,7 @@ def description(readme, address):
         return "" if picture else text
 
     text = re.sub(r"\n{3,}", "\n\n", _LINK.sub(link, readme))
-    return text if address else f"{text}\nThe pages that this text names are in `docs/` of the source distribution.\n"
+    return text if address else f"{text}\n`fyrehose help` prints the pages that this text names.\n"
 
 
 class Split(Distribution):
@@ -49,7 +49,19 @@ class Split(Distribution):
         self.metadata.install_requires = [*self.metadata.install_requires, requirement]
 
 
-class WithoutProtocols(build_py):
+class WithPages(build_py):
+    """Copy the pages of the documentation into the package, where `fyrehose help` finds them."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            for page in [*Path("docs").glob("*.md"), *Path("docs").glob("protocols/*.md")]:
+                target = Path(self.build_lib, "fyrehose", page)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.copy_file(str(page), str(target))
+
+
+class WithoutProtocols(WithPages):
     """Leave out the files of fyrehose-protocols."""
 
     def find_package_modules(self, package, package_dir):
@@ -76,7 +88,7 @@ if __name__ == "__main__":
     split = os.environ.get("FYREHOSE_SPLIT") == "1"
     setup(
         distclass=Split if split else Distribution,
-        cmdclass={"build_py": WithoutProtocols} if split else {},
+        cmdclass={"build_py": WithoutProtocols if split else WithPages},
         long_description=description(Path("README.md").read_text(encoding="utf-8"), ADDRESS),
         project_urls={"Source": ADDRESS, "Changes": f"{ADDRESS}/blob/main/NEWS.md"} if ADDRESS else {},
         ext_modules=[]

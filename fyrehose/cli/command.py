@@ -9,7 +9,7 @@ from fyrehose.cli import candidates
 from fyrehose.cli.completion import completion
 from fyrehose.cli.program import Commands, Program
 
-_SAME = ("bench", "protocols", "reload", "token")
+_SAME = ("bench", "help", "protocols", "reload", "token")
 _CLIENT = ("dead", "publish", "streams", "subscriptions", "tail", "work")
 #: The commands that each module of this package defines.
 COMMANDS = {

@@ -146,7 +146,8 @@ def main() -> None:
             figg, http, page = server.ports
             print(f"server {server.name}: figg on 127.0.0.1:{figg}, HTTP on {http}, page http://127.0.0.1:{page}/")
         print(
-            f"logs and journals are in {directory}; docs/cluster.md says what to try; Ctrl-C ends everything",
+            f"logs and journals are in {directory}; `fyrehose help cluster trying it out` says what to try; Ctrl-C "
+            "ends everything",
             flush=True,
         )
         try:

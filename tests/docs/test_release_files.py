@@ -37,7 +37,7 @@ def test_the_description_has_no_repository_links_without_an_address() -> None:
     assert [target for target in targets if not target.startswith("https://")] == []
     assert "![" not in text
     assert "- A tour: twenty minutes" in text
-    assert text.endswith("in `docs/` of the source distribution.\n")
+    assert text.endswith("`fyrehose help` prints the pages that this text names.\n")
 
 
 def test_links_and_pictures_of_the_description_lead_to_the_given_address() -> None:

@@ -85,7 +85,7 @@ class Survey:
     commands=Commands("fyrehose.cli.cluster", {"reseed": "reseed"}),
 )
 def cluster() -> None:
-    """Show the state of a cluster of servers, or change its members, see docs/cluster.md.
+    """Show the state of a cluster of servers, or change its members; `fyrehose help cluster` explains them.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml

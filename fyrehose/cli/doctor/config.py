@@ -124,7 +124,7 @@ def _retention(config: Config, where: str) -> Iterator[Finding]:
     journal = config.journal
     if not journal.keep_bytes and not journal.keep_age:
         what = "nothing is ever deleted, until less than journal.min-free is free and messages are refused"
-        advice = "set journal.keep-bytes (or keep-age): see docs/operating.md, Retention"
+        advice = "set journal.keep-bytes (or keep-age): see `fyrehose help operating retention`"
         yield Finding(Level.WARNING, "retention", what, where, advice)
     else:
         limits = [f"keep-bytes {exact_size(journal.keep_bytes)}"] * bool(journal.keep_bytes)
@@ -163,7 +163,7 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
         check_guarded(listener, config)
     except ConfigError as error:
         yield Finding(
-            Level.ERROR, "access", str(error).partition(": ")[2], where, "see docs/operating.md, Access policy"
+            Level.ERROR, "access", str(error).partition(": ")[2], where, "see `fyrehose help operating access policy`"
         )
     if not is_local(listener.endpoint) and not encryption(listener.endpoint, listener.settings):
         if "tls_certificate" in options:
@@ -196,7 +196,13 @@ def _certificate(path: Path, holds_key: bool, where: str) -> Iterator[Finding]:
     except OSError:
         return  # permissions() has reported it
     except ValueError as error:
-        yield Finding(Level.ERROR, "certificate", f"no PEM certificate: {error}", str(path), "see docs/security.md")
+        yield Finding(
+            Level.ERROR,
+            "certificate",
+            f"no PEM certificate: {error}",
+            str(path),
+            "expected -----BEGIN CERTIFICATE-----; see `fyrehose help operating tls`",
+        )
         return
     left = ends - datetime.now(UTC)
     day = ends.strftime("%Y-%m-%d")

@@ -48,7 +48,7 @@ def journal(directory: Path, pid: int | None) -> Iterator[Finding]:
     try:
         yield from _newest(directory, "open in a server" if pid else "no server has it open")
     except (FyrehoseError, OSError) as error:
-        advice = "see docs/operating.md, When the journal is damaged"
+        advice = "see `fyrehose help operating when the journal is damaged`"
         yield Finding(Level.ERROR, "journal", str(error), where, advice)
     aside = sorted(directory.glob("quarantine-*"))
     if aside:
@@ -77,7 +77,7 @@ def _newest(directory: Path, state: str) -> Iterator[Finding]:
     ahead = newest / 1e6 - time.time()
     if ahead > AHEAD_S:
         what = f"the newest record is {ahead:,.0f} s ahead of this machine's clock"
-        yield Finding(Level.WARNING, "clock", what, where, "set the clock; see docs/operating.md, Clocks")
+        yield Finding(Level.WARNING, "clock", what, where, "set the clock; see `fyrehose help operating clocks`")
 
 
 def _readers(directory: Path) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[
     :param most_s: how old an incomplete backup may be, in seconds
     """
     if not places:
-        advice = "pass --backup DIR; make one with: fyrehose journal backup (docs/backup.md)"
+        advice = "pass --backup DIR; make one with: fyrehose journal backup; see `fyrehose help backup`"
         yield Finding(Level.NOTE, "backup", "no backup was checked, because none was named", "", advice)
         return
     try:
@@ -139,7 +139,7 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
         return
     where, state = remote.url, status["journal"]["state"]
     if state != "writable":
-        advice = "see its log, and docs/operating.md, When the disk is full"
+        advice = "see its log, and `fyrehose help operating when the disk is full`"
         yield Finding(Level.ERROR, "server", f"the journal is {state}: nothing is accepted", where, advice)
     else:
         yield Finding(Level.OK, "server", f"serving, up {_ago(status['uptime'])}, pid {status['pid']}", where)
@@ -153,11 +153,11 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
     pause = status["reactor"].get("lag_p99")
     if pause is not None and pause > PAUSE_S:
         what = f"1% of its pauses take longer than {pause:.3g} s"
-        yield Finding(Level.WARNING, "server", what, where, "is the CPU shared? See docs/performance.md")
+        yield Finding(Level.WARNING, "server", what, where, "is the CPU shared? See `fyrehose help performance`")
     refused = sorted(status["refusals"], key=lambda each: -each["count"])[:3]
     if refused:
         what = ", ".join(f"{each['protocol']} {each['cause']} {counted(each['count'], 'time')}" for each in refused)
-        yield Finding(Level.NOTE, "refused", what, where, "the log names the peers; docs/page.md the causes")
+        yield Finding(Level.NOTE, "refused", what, where, "the log names the peers; `fyrehose help closing` the causes")
 
 
 def unit(pid: int, drain_s: float) -> Iterator[Finding]:
