@@ -188,7 +188,7 @@ class Exporter:
         for name, text, value in (
             ("last_seq", "Number of the stream's last message.", ends.__getitem__),
             ("first_seq", "Number of the oldest message retained.", lambda stream: self.broker.bounds(stream)[0]),
-            ("subscribers", "Live subscribers to the stream.", self.broker.subscribers),
+            ("subscribers", "Live subscribers to the stream.", self.broker.fanout.subscribers),
             ("lag_messages", "Lag of the stream's subscriber furthest behind.", lambda stream: lags.get(stream, 0)),
         ):
             values = {(stream,): value(stream) for stream in islice(ends, self.streams)}

@@ -204,7 +204,7 @@ def published_by_protocol(broker: Broker) -> Totals:
 
 def delivered_by_protocol(broker: Broker) -> Totals:
     """Return, by protocol, the numbers of messages and bytes that were delivered to clients."""
-    return {protocol: tally.delivered for protocol, tally in broker.tallies().items()}
+    return {protocol: tally.delivered for protocol, tally in broker.fanout.tallies.items()}
 
 
 def _rates(before: Totals, after: Totals, elapsed: float) -> Rates:

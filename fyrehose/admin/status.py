@@ -79,7 +79,7 @@ class Status:
             "protocols": self.protocols(lags),
             "streams": self._streams(match, listed),
             "subscribers": {
-                "total": sum(tally.subscribers for tally in self.broker.tallies().values()),
+                "total": sum(tally.subscribers for tally in self.broker.fanout.tallies.values()),
                 "lag": lags.largest,
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
@@ -105,9 +105,9 @@ class Status:
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
         """Return page *page* (from 0) of the subscribers; a page has *limit* entries."""
-        cursors = (cursor for cursor in self.broker.cursors() if cursor.audience)
+        cursors = (cursor for cursor in self.broker.fanout.cursors if cursor.audience)
         listed = islice(cursors, page * limit, (page + 1) * limit)
-        total = sum(tally.subscribers for tally in self.broker.tallies().values())
+        total = sum(tally.subscribers for tally in self.broker.fanout.tallies.values())
         return {"total": total, "page": page, "listed": [_subscriber(cursor) for cursor in listed]}
 
     def ready(self) -> tuple[bool, str]:
@@ -150,7 +150,7 @@ class Status:
         refused: Counter[str] = Counter()
         for protocol, cause in counters.refusals:
             refused[protocol] += counters.counts[protocol, cause]
-        tallies, of_broker = self.broker.tallies(), self.broker.published
+        tallies, of_broker = self.broker.fanout.tallies, self.broker.published
         sample = self.sampler.samples[-1] if self.sampler.samples else None
         protocols = []
         for protocol in protocols_of(self.broker):
@@ -204,7 +204,7 @@ class Status:
             "bytes": None if end.mean is None else round(end.mean * (last - first + 1)),
             "oldest_age": None if end.oldest is None else max(0.0, now - end.oldest),
             "newest_age": 0.0 if rate else None if end.newest is None else max(0.0, now - end.newest),
-            "subscribers": self.broker.subscribers(stream),
+            "subscribers": self.broker.fanout.subscribers(stream),
         }
 
     def _subscriptions(self, listed: int) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def protocols_of(broker: Broker) -> list[str]:
     """Return the sorted names of the protocols with a listener, and of those that have counted anything."""
     counters = broker.counters
     counted = {protocol for protocol, _ in [*counters.known, *counters.counts, *counters.gauges]}
-    return sorted((counted | published_by_protocol(broker).keys() | broker.tallies().keys()) - {""})
+    return sorted((counted | published_by_protocol(broker).keys() | broker.fanout.tallies.keys()) - {""})
 
 
 def summary(member: ClusterStatus) -> str:

@@ -104,13 +104,13 @@ class SubscriberLags:
 
     def step(self) -> None:
         """Examine the next batch; with few subscribers do nothing, because :meth:`lags` examines them all."""
-        if len(self.broker.cursors()) <= self.batch:
+        if len(self.broker.fanout.cursors) <= self.batch:
             self._complete, self._batches = None, iter(())
             return
         batch = next(self._batches, None)
         if batch is None:
             self._round = Lags(self.seconds(), listed=self.listed)
-            self._batches = _batches(list(self.broker.cursors()), self.batch)
+            self._batches = _batches(list(self.broker.fanout.cursors), self.batch)
             batch = next(self._batches)
         self._round.include(batch)
         if self._complete is None or len(batch) < self.batch:
@@ -118,10 +118,10 @@ class SubscriberLags:
 
     def lags(self) -> Lags:
         """Return the present lags of all subscribers or, if there are many, those of the last complete round."""
-        if len(self.broker.cursors()) > self.batch and self._complete is not None:
+        if len(self.broker.fanout.cursors) > self.batch and self._complete is not None:
             return self._complete
         lags = Lags(self.seconds(), listed=self.listed)
-        lags.include(self.broker.cursors())
+        lags.include(self.broker.fanout.cursors)
         return lags
 
 

@@ -8,7 +8,7 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.budget import Budget
-from fyrehose.broker.fanout import Cursor, Fanout, Tally
+from fyrehose.broker.fanout import Cursor, Fanout
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
 from fyrehose.broker.peer import Peer
@@ -229,24 +229,12 @@ class Broker(Peer):
     def end_forbidden(self) -> int:
         """End the subscriptions that the policy does not allow now; return how many."""
         ended = 0
-        for cursor in list(self.cursors()):
+        for cursor in list(self.fanout.cursors):
             rights = None if cursor.owner is None else cursor.owner.rights
             if rights is not None and not rights.permits(Action.SUBSCRIBE, cursor.stream):
                 cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
                 ended += 1
         return ended
-
-    def cursors(self) -> Collection[Cursor]:
-        """Return every subscription, in the order in which they were made."""
-        return self.fanout.cursors.keys()
-
-    def tallies(self) -> Mapping[str, Tally]:
-        """Return the totals of the subscriptions, by protocol."""
-        return self.fanout.tallies
-
-    def subscribers(self, stream: str) -> int:
-        """Return the number of clients that receive the records of *stream*."""
-        return self.fanout.subscribers(stream)
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload

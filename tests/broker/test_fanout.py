@@ -472,23 +472,23 @@ def test_deliveries_are_counted_by_protocol_also_after_subscribers_have_left(ser
     server.settle()
 
     def tallies() -> dict[str, tuple[int, int, int]]:
-        found = server.broker.tallies()
+        found = server.broker.fanout.tallies
         return {plugin: (tally.subscriptions, tally.messages, tally.bytes) for plugin, tally in found.items()}
 
     assert tallies() == {"protocol": (2, 3, 5), "": (1, 2, 4)}
-    assert sorted(cursor.subscriber for cursor in server.broker.cursors()) == [
+    assert sorted(cursor.subscriber for cursor in server.broker.fanout.cursors) == [
         ("", ""),
         ("protocol", "peer"),
         ("protocol", "peer"),
     ]
     one.stopProducing()
     one.stopProducing()
-    assert len(server.broker.cursors()) == 2
+    assert len(server.broker.fanout.cursors) == 2
     assert tallies() == {"protocol": (1, 3, 5), "": (1, 2, 4)}
     server.publish(b"e")
     assert tallies()["protocol"] == (1, 4, 6)
     server.broker.close()
-    assert not server.broker.cursors()
+    assert not server.broker.fanout.cursors
     assert tallies() == {"protocol": (0, 4, 6), "": (0, 3, 5)}
 
 
@@ -496,10 +496,10 @@ def test_subscribers_of_a_stream_are_counted_and_leave_no_state(server: Server) 
     server.publish(b"x")
     subscriptions = [server.subscribe(stream=stream)[1] for stream in ("s", "s", "new")]
     server.settle()
-    assert [server.broker.subscribers(stream) for stream in ("s", "new", "none")] == [2, 1, 0]
+    assert [server.broker.fanout.subscribers(stream) for stream in ("s", "new", "none")] == [2, 1, 0]
     for subscription in subscriptions:
         subscription.stopProducing()
-    assert server.broker.subscribers("s") == 0
+    assert server.broker.fanout.subscribers("s") == 0
     server.publish(b"y")
     sink, _ = server.subscribe(0)
     server.settle()
@@ -591,20 +591,21 @@ def test_a_relay_counts_its_clients_and_the_messages_that_it_sent_to_them(server
     server.subscribe(sink=Named())
     server.publish(b"abc", b"d")
     server.settle()
-    tally = server.broker.tallies()["protocol"]
+    tally = server.broker.fanout.tallies["protocol"]
     assert tally.delivered == (2, 4), "the relay has sent nothing yet"
-    assert (tally.subscribers, server.broker.subscribers("s"), server.broker.subscribers("t")) == (3, 3, 0)
+    subscribers = server.broker.fanout.subscribers
+    assert (tally.subscribers, subscribers("s"), subscribers("t")) == (3, 3, 0)
     relay.sent, relay.audience = (3, 7), 0
     assert tally.delivered == (5, 11)
-    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
-    assert [cursor.audience for cursor in server.broker.cursors()] == [0, 1]
+    assert (tally.subscribers, server.broker.fanout.subscribers("s")) == (1, 1)
+    assert [cursor.audience for cursor in server.broker.fanout.cursors] == [0, 1]
     subscription.stopProducing()
     assert tally.delivered == (5, 11)
-    assert (tally.subscribers, server.broker.subscribers("s")) == (1, 1)
+    assert (tally.subscribers, server.broker.fanout.subscribers("s")) == (1, 1)
 
 
 def test_subscription_is_paused_until_it_is_resumed(server: Server) -> None:
     subscription = server.broker.subscribe("s", 0, RecordingSink())
-    assert [cursor.paused for cursor in server.broker.cursors()] == [True]
+    assert [cursor.paused for cursor in server.broker.fanout.cursors] == [True]
     subscription.resumeProducing()
-    assert [cursor.paused for cursor in server.broker.cursors()] == [False]
+    assert [cursor.paused for cursor in server.broker.fanout.cursors] == [False]

@@ -261,7 +261,7 @@ class TestLimits:
                 TooManySubscriptions, match=r"address 10\.0\.0\.9 has reached its limit of 2 subscriptions"
             ):
                 peer.subscribe("s", 0, RecordingSink())
-        assert len(world.broker.cursors()) == 2
+        assert len(world.broker.fanout.cursors) == 2
         world.broker.identified(HERE).subscribe("s", 0, RecordingSink())
         world.broker.subscribe("s", 0, RecordingSink())
         first.stopProducing()

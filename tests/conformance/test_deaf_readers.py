@@ -220,7 +220,7 @@ def test_subscribers_that_do_not_read_say_when_they_are_disconnected(way: str) -
     [peer] = asked(world, lambda: world.publish(b"x" * 100_000, 3), lambda: [world.ask(1)])
     for _ in range(10):
         world.clock.advance(0)
-    [cursor] = world.broker.cursors()
+    [cursor] = world.broker.fanout.cursors
     timeout = world.factory.settings.timeout
     assert cursor.paused
     assert timeout <= (cursor.closes_in or 0) <= timeout + 10

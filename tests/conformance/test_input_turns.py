@@ -49,7 +49,7 @@ class World:
         return transport
 
     def attached(self) -> int:
-        return len(self.broker.cursors())
+        return len(self.broker.fanout.cursors)
 
     def handle_everything(self) -> None:
         for _ in range(1_000):

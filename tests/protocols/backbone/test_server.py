@@ -62,13 +62,13 @@ def test_push_is_delivered_to_every_subscriber_and_its_publisher(make_world: Mak
 def test_datagrams_to_clients_count_as_delivered(make_world: Make) -> None:
     world = make_world()
     world.send(Push(data=b"abc"))
-    tally = world.broker.tallies()["backbone"]
+    tally = world.broker.fanout.tallies["backbone"]
     assert (tally.subscribers, tally.delivered) == (0, (0, 0)), "there is no client"
     world.send(keep_alive(), keep_alive())
     world.send(keep_alive(), keep_alive(), source=OTHER)
     world.send(Push(data=b"abcd"), Push(data=b""))
     assert (tally.subscribers, tally.delivered) == (2, (4, 8))
-    [cursor] = world.broker.cursors()
+    [cursor] = world.broker.fanout.cursors
     assert cursor.subscriber == ("backbone", "2 clients")
 
 

@@ -51,12 +51,12 @@ class TestPublishing:
 
     def test_broadcasts_count_as_delivered_to_each_connected_subscriber(self, world: World, make_event: Any) -> None:
         world.publish(*make_event(1, data=b"abc"))
-        tally = world.broker.tallies()["eventbus"]
+        tally = world.broker.fanout.tallies["eventbus"]
         assert (tally.subscribers, tally.delivered) == (0, (0, 0))
         world.subscribers = [("10.0.0.1", 7), ("10.0.0.2", 8)]
         world.publish(*make_event(2, data=b"abcd"))
         assert (tally.subscribers, tally.delivered) == (2, (2, 8))
-        [cursor] = world.broker.cursors()
+        [cursor] = world.broker.fanout.cursors
         assert cursor.subscriber == ("eventbus", "2 clients")
 
     def test_option_sends_sequences_as_decimal_digits(self, make_world: Any, make_event: Any) -> None:

@@ -141,7 +141,7 @@ def test_a_read_waits_for_a_record() -> None:
     assert peer.hear() == b""
     world.publish(2)
     assert [line["seq"] for line in peer.answer()[1]] == [11, 12]
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0
 
 
 def test_read_is_answered_without_records_if_none_arrives_in_time() -> None:
@@ -376,7 +376,7 @@ def test_a_request_for_a_pattern_waits_for_a_record_of_any_stream() -> None:
         assert peer.hear() == b""
         world.publish(2, stream)
         assert [each for each, _ in places(peer.answer()[1])] == [stream, stream]
-        assert len(world.broker.cursors()) == 0
+        assert len(world.broker.fanout.cursors) == 0
 
 
 def test_waiting_for_a_pattern_ends_without_records() -> None:
@@ -390,7 +390,7 @@ def test_waiting_for_a_pattern_ends_without_records() -> None:
     assert peer.answer() == (200, [])
     peer.say(f"{POLL}&wait=30")
     peer.leave()
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0
     world.publish(1, "logs.new")
 
 
@@ -666,7 +666,7 @@ def test_a_waiting_read_counts_as_a_subscription_of_its_address() -> None:
     assert world.peer().ask("GET /streams/s?at-least=12")[0] == 429
     world.publish(2)
     assert first.answer()[0] == 200
-    assert world.broker.subscribers("s") == 0
+    assert world.broker.fanout.subscribers("s") == 0
     waiting(world, "GET /streams/s?at-least=14")
 
 
@@ -687,7 +687,7 @@ def test_a_waiting_read_ends_with_its_connection(end: str) -> None:
         peer.protocol.finish()
         assert peer.answer()[0] == 503
     world.clock.advance(0)
-    assert world.broker.subscribers("s") == 0
+    assert world.broker.fanout.subscribers("s") == 0
 
 
 @pytest.mark.parametrize(("age", "shown"), [(0.0, b"0.000"), (0.4218, b"0.422"), (inf, b"unknown"), (None, None)])

@@ -198,13 +198,13 @@ def test_the_number_of_streams_is_limited() -> None:
     world.publish("logs.c", b"x")
     world.publish("logs.d", b"x")
     assert peer.hear().count(b"more than 1000 streams match") == 1
-    assert len(world.broker.cursors()) == patterns.MOST_STREAMS == 1_000
+    assert len(world.broker.fanout.cursors) == patterns.MOST_STREAMS == 1_000
 
 
 def test_subscriptions_count_against_the_limit_of_the_address() -> None:
     world = World(limits=PeerLimits(subscriptions=1))
     assert world.ask("GET /streams/*/live?match=logs.*").answer()[0] == 429
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0
     peer = world.ask("GET /streams/*/live?match=logs.a*")
     peer.hear()
     world.publish("logs.ab", b"x")
@@ -216,9 +216,9 @@ def test_disconnected_peer_leaves_no_subscriptions_behind() -> None:
     peer = world.ask("GET /streams/*/live?match=logs.*")
     peer.hear()
     peer.protocol.connectionLost(Failure(ConnectionDone()))
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0
     world.publish("logs.new", b"x")
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0
 
 
 def test_the_answer_ends_when_the_server_closes() -> None:
@@ -233,4 +233,4 @@ def test_the_answer_ends_when_the_server_closes() -> None:
 def test_head_request_makes_no_subscriptions() -> None:
     world = World()
     assert world.ask("HEAD /streams/*/live?match=logs.*").hear().startswith(b"HTTP/1.1 200")
-    assert len(world.broker.cursors()) == 0
+    assert len(world.broker.fanout.cursors) == 0

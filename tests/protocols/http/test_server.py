@@ -292,7 +292,7 @@ def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
     server.clock.advance(KEEPALIVE)
     assert b": still here" in peer.hear()
     peer.leave()
-    assert not server.broker.cursors()
+    assert not server.broker.fanout.cursors
 
 
 @pytest.mark.parametrize("words", [("?from=2",), ("", "Last-Event-ID: 1")])
@@ -427,7 +427,7 @@ def test_disconnected_live_client_is_not_counted(server: Server, path: str, read
     peer = server.connect()
     peer.say(f"GET {path}")
     peer.hear()
-    assert len(server.broker.cursors()) == 1
+    assert len(server.broker.fanout.cursors) == 1
     if not reading:
         peer.protocol.pauseProducing()
     peer.protocol.readConnectionLost()
@@ -437,7 +437,7 @@ def test_disconnected_live_client_is_not_counted(server: Server, path: str, read
     else:
         assert peer.transport.aborted
         peer.leave()
-    assert not server.broker.cursors()
+    assert not server.broker.fanout.cursors
     if reading:
         peer.leave()
 
@@ -449,7 +449,7 @@ def test_live_request_of_a_client_that_had_finished_sending_is_not_counted(serve
     peer.say("GET /streams/s/live")
     peer.protocol.readConnectionLost()
     assert b'"payload": "a"' in peer.hear()
-    assert not server.broker.cursors()
+    assert not server.broker.fanout.cursors
     assert peer.transport.disconnecting
     peer.leave()
 

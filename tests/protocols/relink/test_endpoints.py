@@ -356,7 +356,7 @@ def test_subscribers_that_never_read_take_little_memory(make_server: Any, size: 
     assert len(written) == len(peers)
     assert max(written) <= PIECE
     assert sum(written) + server.broker.budget.lending.lent <= 64 << 20
-    assert all(cursor.paused and cursor.closes_in is not None for cursor in server.broker.cursors())
+    assert all(cursor.paused and cursor.closes_in is not None for cursor in server.broker.fanout.cursors)
 
 
 @pytest.mark.parametrize("name", ["subscribe:s@0", "subscribe:s@0?seq"])
@@ -380,5 +380,5 @@ def test_a_subscriber_without_a_window_holds_no_records(make_server: Any) -> Non
     peer = server.linked("subscribe:s@0")
     server.publish("s", b"1", b"2", b"3")
     peer.talk()
-    cursor = next(iter(server.broker.cursors()))
+    cursor = next(iter(server.broker.fanout.cursors))
     assert (cursor.position, bodies(peer)) == (2, [b"1", b"2"])
