@@ -193,6 +193,17 @@ class ReplicatedGate:
             kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
             self._journal.release(attrs.evolve(commit, items=[], result=kept))
 
+    def connect(
+        self, hand_over: Callable[[int, Sequence[Batches]], object], on_synced: Callable[[int], object]
+    ) -> None:
+        """Call these functions while this server leads."""
+        self.hand_over, self.on_synced = hand_over, on_synced
+
+    def refuse(self, why: str) -> bool:
+        """Refuse publishes because of *why*, as a follower; return whether that is another reason than before."""
+        before, self.refusal = self.refusal, why
+        return before != why
+
     # Methods that the member calls to lead.
 
     def lead(self) -> Deferred[None]:

@@ -115,6 +115,11 @@ class Peers:
     _strangers: set[EntryWriter] = attrs.field(factory=set, init=False)  #: servers whose journals differ from this one
 
     @property
+    def jitter(self) -> float:
+        """Return a number from 0 to 1, by which two servers differ, so that they rarely try to take over together."""
+        return self.incarnation % 1000 / 1000
+
+    @property
     def writer(self) -> EntryWriter:
         """Return the name and the incarnation of this server, as in its entries of the shared log."""
         return EntryWriter(self.settings.name, self.incarnation)

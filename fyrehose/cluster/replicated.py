@@ -53,12 +53,10 @@ def replicated(
         journal,
         gate,
         shared_log,
-        replication,
-        random,
+        Peers(replication, random),
         on_reopen,
         on_removed,
         can_fill=copy is not None,
-        jitter=random % 1000 / 1000,
     )
     if copy is not None:
         peers, in_thread = Peers(replication, random), in_thread or partial(in_abandoned_thread, reactor)

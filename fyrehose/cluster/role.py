@@ -250,6 +250,10 @@ class Role:
         actions, self._actions = self._actions, []
         return actions
 
+    def was_begun(self, identity: bytes) -> None:
+        """Record the identity of the journal, which a journal that was empty gets when this server leads."""
+        self.identity = identity
+
     # Follow.
 
     def read(self, number: int, entry: LogEntry) -> None:

@@ -15,9 +15,9 @@ from bugs import Bug
 from synced import batch_at
 
 from fyrehose.cluster import gate, member
+from fyrehose.cluster.acting import Actor
 from fyrehose.cluster.entries import LogEntry, Validity
 from fyrehose.cluster.gate import ReplicatedGate
-from fyrehose.cluster.member import Member
 from fyrehose.errors import ReadOnly
 from fyrehose.journal import scan
 from fyrehose.journal.journal import FileJournal
@@ -32,7 +32,7 @@ import replication as torture
 
 _counts, _cut = Validity.counts, FileJournal._cut
 _look = look
-_note, _purge = Writer._write_mark, Member._purge
+_note, _purge = Writer._write_mark, Actor._purge
 
 
 def _counts_void(self: Validity, entry: LogEntry) -> bool:
@@ -52,7 +52,7 @@ def _keeps_what_was_not_confirmed(self: FileJournal, position: int) -> None:
     _cut(self, max(position, self.writer.position))
 
 
-async def _purges_one_too_many(self: Member, number: int) -> None:
+async def _purges_one_too_many(self: Actor, number: int) -> None:
     await _purge(self, number + 1)
 
 
@@ -93,7 +93,7 @@ BUGS = {
         "figg", (ReplicatedGate, "suspend", lambda gate, reason: False), 3
     ),
     "cluster, rule 9: trims alone": _role("trim-alone"),
-    "cluster, rule 9: trims one entry too many": Bug("figg", (Member, "_purge", _purges_one_too_many), 3),
+    "cluster, rule 9: trims one entry too many": Bug("figg", (Actor, "_purge", _purges_one_too_many), 3),
     "cluster, rule 10: copies what is not confirmed": Bug(
         "figg", (servers.Member, "durable_end", lambda server: server.journal.writer.position), 3
     ),

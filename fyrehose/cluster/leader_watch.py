@@ -1,0 +1,99 @@
+"""Watch the leader, as a follower: how far it has announced the shared log, and whether it has fallen silent.
+
+in: messages of the leader, whether NATS has its connection, which entries are applied
+out: whether to read or to ask NATS, since when all acknowledged records are here, whether to take over
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import attrs
+
+from fyrehose.cluster.appends import GONE
+from fyrehose.cluster.entries import EntryWriter
+from fyrehose.cluster.peers import ClusterPeer, Peers
+from fyrehose.cluster.role import Role
+
+#: After how many seconds of silence a follower asks NATS whether the leader's process is still connected.
+ASK = 0.5
+#: Two servers seldom take over at the same time, because each waits up to this much longer, in seconds.
+SPREAD = 0.25
+
+
+@attrs.define(eq=False)
+class LeaderWatch:
+    """What a follower knows of its leader.
+
+    A leader counts as heard only while it has not handed over, and as gone only if NATS had reported its connection
+    before, because permissions of NATS may hide the leader.
+
+    :ivar heard: when the leader was last heard
+    :ivar current: all records that were acknowledged before this time are in this journal, according to a message of
+        the leader
+    """
+
+    peers: Peers
+    heard: float = attrs.field(default=0.0, init=False)
+    current: float = attrs.field(default=-inf, init=False)
+    #: The number of the last entry, as the leader says.
+    _announced: int = attrs.field(default=0, init=False)
+    #: (number, time): ``current`` becomes this time once the entry with this number is applied.
+    _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
+    #: The leader that NATS has reported as connected, and the leader that NATS now reports as not connected any more.
+    _present: EntryWriter | None = attrs.field(default=None, init=False)
+    _gone: EntryWriter | None = attrs.field(default=None, init=False)
+
+    def begin(self, now: float) -> None:
+        """Wait for the leader from *now* on."""
+        self.heard = now
+
+    def hear(self, peer: ClusterPeer) -> None:
+        """Take note of a message of the leader, which says how far the shared log reaches, and since when."""
+        if not self.peers.has_left(peer.writer):
+            self.heard = peer.heard
+        self._announced = max(self._announced, peer.applied)
+        if self._awaited is None:
+            self._awaited = peer.applied, peer.heard - max(0.0, peer.age)
+
+    def hear_entries(self, writer: EntryWriter, now: float) -> None:
+        """Take note of new entries of the leader *writer*, which may arrive before its first message."""
+        if not self.peers.has_left(writer):
+            self.heard = now
+
+    def applied(self, role: Role) -> None:
+        """Update ``current`` if this server has applied the entries that the leader has announced."""
+        if self._awaited is not None and role.applied >= self._awaited[0] and role.mark >= role.position:
+            self.current, self._awaited = max(self.current, self._awaited[1]), None
+
+    def has_all(self, role: Role) -> bool:
+        """Return whether this server has applied every entry that the leader has announced."""
+        return role.applied >= self._announced
+
+    def must_ask(self, role: Role, now: float) -> bool:
+        """Return whether to ask NATS for the connection of the leader."""
+        return now - self.heard > ASK or self._present != role.leader
+
+    def found(self, leader: EntryWriter, connected: bool) -> None:
+        """Take note of the answer of NATS, which may be wrong: it only shortens the wait before a take-over."""
+        if connected:
+            self._present, self._gone = leader, None
+        elif leader == self._present:
+            self._gone = leader
+
+    def why_take_over(self, role: Role, now: float) -> str:
+        """Return why this server may take over, which it does after a long enough silence; empty if it may not."""
+        silent = now - self.heard
+        if silent <= self._patience(role.leader):
+            return ""
+        gone = " and none is connected to NATS" if role.leader == self._gone is not None else ""
+        return f"no leader was heard for {silent:.1f} s{gone}"
+
+    def _patience(self, leader: EntryWriter | None) -> float:
+        """Return how many seconds without a message of *leader* this server waits before it takes over."""
+        spread = self.peers.jitter * SPREAD
+        if leader is not None and self.peers.has_left(leader):
+            return spread
+        if leader is not None and leader == self._gone:
+            return GONE + spread
+        return self.peers.settings.takeover_after + spread

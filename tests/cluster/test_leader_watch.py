@@ -1,0 +1,90 @@
+"""What a follower knows of its leader: its silence, its announcements, and whether NATS has its connection."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
+from fyrehose.cluster.leader_watch import ASK, SPREAD, LeaderWatch
+from fyrehose.cluster.peers import ClusterPeer, Peers
+from fyrehose.cluster.role import Role
+from fyrehose.cluster.settings import ReplicationSettings
+
+LEADER = EntryWriter("a", 7)
+TAKEOVER_AFTER = 3.0
+
+
+@attrs.define
+class World:
+    """A follower whose leader took over by entry 1 and was heard at 100; *incarnation* decides its jitter."""
+
+    incarnation: int = 0
+    peers: Peers = attrs.field(init=False)
+    watch: LeaderWatch = attrs.field(init=False)
+    role: Role = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.peers = Peers(ReplicationSettings(name="me", takeover_after=TAKEOVER_AFTER), self.incarnation)
+        self.watch = LeaderWatch(self.peers)
+        self.role = Role(self.peers.writer, 0)
+        self.role.read(1, LogEntry(EntryKind.TAKEOVER, 1, LEADER, 0))
+        self.watch.begin(100.0)
+
+    def hear(self, now: float, applied: int = 1, age: float = 0.0) -> None:
+        self.watch.hear(
+            ClusterPeer(name="a", incarnation=7, state="leader", epoch=1, applied=applied, age=age, heard=now)
+        )
+
+
+@pytest.mark.parametrize("incarnation", [0, 999])
+def test_a_silent_leader_is_replaced_after_the_option_and_a_jitter_of_this_server(incarnation: int) -> None:
+    world = World(incarnation)
+    patience = TAKEOVER_AFTER + SPREAD * incarnation / 1000
+    assert not world.watch.why_take_over(world.role, 99.999 + patience)
+    assert world.watch.why_take_over(world.role, 100.001 + patience).startswith("no leader was heard for 3.")
+    world.hear(110.0)
+    assert not world.watch.why_take_over(world.role, 109.999 + patience)
+
+
+def test_a_leader_that_nats_reports_as_gone_is_replaced_sooner() -> None:
+    world = World()
+    world.watch.found(LEADER, True)
+    world.watch.found(LEADER, False)
+    assert not world.watch.why_take_over(world.role, 101.0)
+    assert world.watch.why_take_over(world.role, 101.1).endswith("and none is connected to NATS")
+
+
+def test_a_leader_that_nats_has_never_reported_does_not_count_as_gone() -> None:
+    """Permissions of NATS may hide it."""
+    world = World()
+    world.watch.found(LEADER, False)
+    assert not world.watch.why_take_over(world.role, 102.9)
+
+
+def test_nats_is_asked_until_it_has_reported_the_leader_and_when_that_is_silent() -> None:
+    world = World()
+    assert world.watch.must_ask(world.role, 100.0)
+    world.watch.found(LEADER, True)
+    assert not world.watch.must_ask(world.role, 100 + ASK)
+    assert world.watch.must_ask(world.role, 100.1 + ASK)
+
+
+def test_records_are_as_current_as_the_announcement_whose_entries_are_applied() -> None:
+    world = World()
+    world.hear(110.0, applied=2, age=0.5)
+    world.watch.applied(world.role)
+    assert (world.watch.has_all(world.role), world.watch.current) == (False, float("-inf"))
+    world.hear(111.0, applied=3)
+    world.role.read(2, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
+    world.watch.applied(world.role)
+    assert world.watch.current == 109.5, "the leader had asked the shared log half a second before it said so"
+    assert not world.watch.has_all(world.role), "entry 3 is announced"
+    world.role.read(3, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
+    assert world.watch.has_all(world.role)
+
+
+def test_first_entries_of_a_leader_count_as_heard() -> None:
+    world = World()
+    world.watch.hear_entries(LEADER, 105.0)
+    assert not world.watch.why_take_over(world.role, 105 + TAKEOVER_AFTER)
