@@ -15,7 +15,7 @@ from unittest.mock import patch
 import attrs
 from damage import Damage
 from disks import FAULT, FaultyDisk, bytes_between, copy_journal, mark_of
-from server import Disk, Server
+from server import RESERVE, Disk, Server
 from sharedlog import SharedLog
 from twisted.python.failure import Failure
 from views import ClusterHistory
@@ -31,6 +31,7 @@ from fyrehose.journal.commit import Far
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.offline.backup import Backup
 from fyrehose.offline.mirror import Replica
 from fyrehose.offline.places import check_identity, place
@@ -101,6 +102,7 @@ class Member(Server):
             monotonic=self.world.monotonic,
             worker=self.worker,
             pace=Far(),
+            stream_limits=StreamLimits(reserve=RESERVE),
             replication=attrs.evolve(
                 cluster.replication,
                 name=self.alias,

@@ -28,9 +28,12 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.scan import SUFFIX, read_mark
 from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.server.service import Fyrehose
 from tests.doubles.disk import Kept, Tree, image, what_stays
 
+#: How many sequence numbers the journal reserves at once.
+RESERVE = 40
 #: Bytes of the disk that the journal leaves free.
 MIN_FREE = 1 << 20
 #: How long a due sync may wait for other jobs of the worker thread, in seconds.
@@ -238,6 +241,7 @@ class Server:
             monotonic=self.world.monotonic,
             worker=self.worker,
             pace=self.worker,
+            stream_limits=StreamLimits(reserve=RESERVE),
         )
 
     def _ended(self, reason: Exception) -> None:

@@ -20,19 +20,17 @@ from figg import TOPICS, Figg
 from history import History
 from lumberjack import Lumberjack
 from relink import Relink
-from server import Server
+from server import RESERVE, Server
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 from workers import Workers
 from world import Violation, World
 
-from fyrehose.journal import writer
+from fyrehose.journal import quarantine
 
 #: How many steps a simulation may have before all faults end: many short ones find more than a few long ones.
 STEPS = (5, 10, 10, 20, 20, 40)
 #: One simulation in RARELY has LONG steps.
 RARELY, LONG = 100, 150
-#: How many sequence numbers the journal reserves at once.
-RESERVE = 40
 #: How long clients may wait for missing messages after the last fault, in seconds.
 CALM = 240.0
 
@@ -250,7 +248,7 @@ def simulate(
     globalLogPublisher.addObserver(simulation.observe)
     try:
         # With fewer reserved numbers, gaps are short enough for the checks to visit each number.
-        with patch.object(writer, "RESERVE", RESERVE):
+        with patch.object(quarantine, "RESERVE", RESERVE):
             simulation.run(steps)
             simulation.calm()
             outcome = simulation.outcome()
