@@ -334,10 +334,11 @@ class BackboneClient(Client, TrainProtocol):
             self.transport.stopListening()
 
     def _tick(self) -> None:
-        if self.waiting:
+        session, now = self._running(), self.clock.seconds()
+        if self.waiting and not session.silent(now):
             self.timers.start(CONGESTED, self._tick)
             return
-        self._handle(self._running().tick(self.clock.seconds()))
+        self._handle(session.tick(now))
         self.turn_over()
 
     # Events.

@@ -472,7 +472,7 @@ class BackboneClientSession(
         events: list[ClientEvent] = []
         if now >= self._next_keepalive:
             self._keep_alive(now)
-        if not self._lost and now - self._last_ack >= self._silence:
+        if not self._lost and self.silent(now):
             self.found, self._lost = False, True
             events.append(BackboneLost())
         events.extend(PushTimedOut(handle=push.handle) for push in self.pushes.expired(now))
@@ -480,6 +480,10 @@ class BackboneClientSession(
             self._repair_now(events, now)
             self._push_now(now)
         return events
+
+    def silent(self, now: float) -> bool:
+        """Return whether the backbone has not acknowledged a KEEPALIVE for so long that it is lost."""
+        return now - self._last_ack >= self._silence
 
     def next_due(self, now: float) -> float:
         """Return the time at which :meth:`tick` has to be called if no datagram arrives before."""

@@ -277,6 +277,19 @@ def test_a_congested_port_holds_pushes_back(make_world: Make) -> None:
     client.close()
 
 
+def test_server_is_lost_and_found_although_the_port_sends_nothing_any_more(make_world: Make) -> None:
+    world, subscriber = make_world(), Subscriber()
+    client = connected(world, world.client(1, **subscriber.callbacks))
+    world.network.ports[client.address].full = True
+    client.publish(None, b"stays in the port").addErrback(lambda failure: failure.trap(PushUnconfirmed))
+    world.run(8)
+    assert subscriber.alive == [True, False, True], "another port took its place"
+    published = client.publish(None, b"leaves")
+    world.run(3)
+    assert isinstance(outcome(published), int)
+    client.close()
+
+
 def test_datagrams_from_other_addresses_are_ignored_and_counted(make_world: Make) -> None:
     world, subscriber = make_world(), Subscriber()
     client = connected(world, world.client(1, **subscriber.callbacks))

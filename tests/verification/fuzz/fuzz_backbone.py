@@ -175,6 +175,8 @@ def client(data: bytes) -> None:
                 pushed += 1
             except LocalProtocolError:
                 assert after is not None or not options.subscribe
+        if dice.one_in(50):
+            session.move(SERVER, dice.choice(SOURCES), now)
         wire, segment = train(dice, tokens)
         source = SERVER if not dice.one_in(5) else dice.choice(SOURCES)
         events += session.receive_datagrams(wire, segment, source, now)

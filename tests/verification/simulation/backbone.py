@@ -208,7 +208,7 @@ class Client:
     """A client that either publishes, or reads from a number on, at one of the servers."""
 
     def __init__(self, side: Backbone, number: int, after: int | None, **options: Any) -> None:
-        self.side, self.name, self.publishes = side, f"backbone-{number}", after is None
+        self.side, self.name, self.number, self.publishes = side, f"backbone-{number}", number, after is None
         self.reader = Reader(side.history, STREAM, self.name, after)
         self.ready = self.dead = False
         self.published, self.waiting = 0, 0
@@ -268,6 +268,13 @@ class Client:
         self.gaps.append((first, last))
         self.reader.position = last
 
+    def roam(self) -> None:
+        """Give the client another address, as DHCP may: from now on nothing arrives at its port."""
+        self.side.lane.ports.pop(self.address, None)
+        network = 3 - int(self.address[0].split(".")[2])
+        self.address = (f"10.0.{network}.{self.number}", 5000)
+        self.client.bind = self.address
+
     def close(self) -> None:
         self.dead = True
         self.client.close()
@@ -290,7 +297,7 @@ class Backbone:
         self.arrivals: Counter[bytes] = Counter()
         # The rules of trusted networks promise a herd nothing: its addresses compete with hostile ones for
         # subscriptions.
-        self.trusted = "" if herd else dice.choice(("10.0.1.0/24", ""))
+        self.trusted = "" if herd else dice.choice(("10.0.1.0/24,10.0.2.0/24", ""))
         self.lane = Lane(world, dice.choice((0.0, 0.05, 0.3)), dice.choice((0.0, 0.1)), dice.choice((0.01, 0.2)))
         self.addresses = {name: (f"10.0.0.{n}", PORT) for n, name in enumerate(server.names, 1)}
         self.lane.names = {address[0]: name for name, address in self.addresses.items() if name}
@@ -327,6 +334,10 @@ class Backbone:
             self.world.partition(dice.choice(self.clients).address[0], dice.random() * 12)
         elif dice.random() < 0.02 and self.clients:
             dice.choice(self.clients).close()
+        elif dice.random() < 0.02 and self.clients:
+            client = dice.choice(self.clients)
+            if isinstance(client, Client):
+                client.roam()
         else:
             for client in self.clients:
                 for _ in range(dice.choice((0, 1, 1, 10)) if client.publishes and client.ready else 0):
