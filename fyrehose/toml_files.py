@@ -20,9 +20,10 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin
 
 import attrs
 
@@ -75,14 +76,6 @@ def inside(*tables: str | int) -> Iterator[None]:
         yield
     except Mistake as mistake:
         raise mistake.within(*tables) from mistake.__cause__
-
-
-class UnexpectedValue(ValueError):
-    """The value of a key is not one of those that are expected; the key is known where the error is caught."""
-
-    def __init__(self, value: object, expected: str) -> None:
-        self.text = f"is {shown(value)}; expected {expected}"
-        super().__init__(self.text)
 
 
 def described(
@@ -170,29 +163,48 @@ def read(option: str, path: Path, cls: type[T], make: Callable[[T, Path], Made])
 
 
 def structured(cls: type[T], values: object) -> T:
-    """Return *values*, as :mod:`tomllib` parses them, as an instance of *cls*.
+    """Return *values*, as :mod:`tomllib` parses them, as an instance of *cls*: a class of a table, or a list of one.
 
     :raises Mistake: a key is unknown or missing, or has an invalid value
     """
-    from cattrs.errors import BaseValidationError  # Commands that read no file start sooner without cattrs.
+    origin, kinds = get_origin(cls), [kind for kind in get_args(cls) if kind is not NoneType]
+    if origin in (list, dict):
+        items = enumerate(values) if isinstance(values, list) else cast("dict[str, Any]", values).items()
+        made = {name: _element(kinds[-1], name, each) for name, each in items}
+        return cast("T", list(made.values()) if origin is list else made)
+    return cast("T", _table(kinds[0] if kinds else cls, values))
 
+
+def _element(cls: type[T], name: str | int, value: object) -> T:
+    if not isinstance(value, dict):
+        what = name if isinstance(name, str) else f"number {name + 1}"
+        raise Mistake(f"{what} is {shown(value)}; expected a table", key=name if isinstance(name, str) else None)
+    with inside(name):
+        return structured(cls, value)
+
+
+def _table(cls: type[Any], values: Any) -> Any:
+    # Commands that read no file start sooner without cattrs.
+    from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
+
+    keys = _fields(cls)
+    if options_of(cls):  # whose names may be typed with underscores, as in --option
+        values = {typed(name): value for name, value in values.items()}
     try:
         return _converter().structure(values, cls)
     except BaseValidationError as group:
-        raise _first(group) from None
-
-
-@cache
-def _converter() -> Converter:
-    from cattrs import Converter
-
-    converter = Converter(forbid_extra_keys=True)
-
-    @converter.register_structure_hook_factory(attrs.has)
-    def _(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
-        return _table_hook(cls, converter)
-
-    return converter
+        # An unknown key comes first, because it may be misspelled, and missing ones last.
+        kinds = (ForbiddenExtraKeysError, Mistake, Exception)
+        error = next(each for kind in kinds for each in group.exceptions if isinstance(each, kind))
+        if isinstance(error, ForbiddenExtraKeysError):
+            unknown = min(error.extra_fields)
+            known = ", ".join(field.metadata.get("shown") or name for name, field in keys.items())
+            advice = suggestion(unknown, keys) or f"; expected {known}"
+            raise Mistake(f"unknown key {unknown!r}{advice}", key=unknown) from None
+        if isinstance(error, KeyError) and error.args[0] in keys:
+            expected = keys[error.args[0]].metadata["expected"]
+            raise Mistake(f"{error.args[0]} is missing; expected {expected}") from None
+        raise (Mistake(str(error)) if type(error) is ValueError else error) from None
 
 
 def _fields(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
@@ -201,49 +213,50 @@ def _fields(cls: type[Any]) -> dict[str, attrs.Attribute[Any]]:
     return {field.metadata.get("key") or typed(field.name): field for field in fields}
 
 
-def _table_hook(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
-    """Return the function that makes an instance of *cls* of a dict."""
+@cache
+def _converter() -> Converter:
+    """Return the converter, which keeps the function that it has made for each class."""
+    from cattrs import Converter
     from cattrs.gen import make_dict_structure_fn, override
 
-    keys = {field.name: name for name, field in _fields(cls).items()}
-    fields: dict[str, Any] = {  # cattrs types the other arguments of the function as if these were among them
-        field.name: override(rename=keys[field.name], struct_hook=_value_hook(field, converter))
-        if field.name in keys
-        else override(omit=True)
-        for field in attrs.fields(cls)
-    }
-    make = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, _cattrs_use_linecache=False, **fields)
+    def maker(cls: type[Any]) -> Callable[[Any, Any], Any]:
+        # cattrs types the other arguments of the function as if these were among them.
+        fields: dict[str, Any] = {field.name: override(omit=True) for field in attrs.fields(cls)}
+        for name, field in _fields(cls).items():
+            fields[field.name] = override(rename=name, struct_hook=partial(_value, name, field))
+        return make_dict_structure_fn(cls, made, _cattrs_use_linecache=False, **fields)
 
-    def structure(value: object, kind: Any) -> Any:
-        if not isinstance(value, dict):
-            raise UnexpectedValue(value, "a table")
-        if options_of(cls):  # whose names may be typed with underscores, as in --option
-            value = {typed(name): each for name, each in value.items()}
-        return make(value, kind)
-
-    return structure
+    made = Converter(forbid_extra_keys=True)
+    made.register_structure_hook_factory(attrs.has)(maker)
+    return made
 
 
-def _value_hook(field: attrs.Attribute[Any], converter: Converter) -> Callable[[Any, Any], Any]:
-    """Return the function that converts the value of the key of *field*."""
-    metadata = field.metadata
+def _value(name: str, field: attrs.Attribute[Any], value: object, kind: Any) -> Any:
+    """Return the value of the key *name* as that of *field*.
 
-    def structure(value: object, kind: Any) -> Any:
-        try:
-            if "convert" in metadata:
-                return _in_range(field, converted(field, text_of(value)))
-            if metadata["read"] is not None:
-                return metadata["read"](value)
-        except (Mistake, UnexpectedValue):
-            raise
-        except ValueError as expected:
-            raise UnexpectedValue(value, str(expected)) from None
-        wanted = list if get_origin(kind) is list else dict
-        if not isinstance(value, wanted):
-            raise UnexpectedValue(value, metadata["expected"] or "a table")
-        return converter.structure(value, kind)
+    :param kind: the type of the field
+    """
+    convert = field.metadata.get("read")
+    nested = convert is None and "convert" not in field.metadata
+    try:
+        if nested and not are_tables(value, kind):
+            raise ValueError(field.metadata["expected"] or "a table")
+        if nested:
+            return structured(kind, value)
+        return _in_range(field, converted(field, text_of(value))) if convert is None else convert(value)
+    except Mistake as mistake:
+        if nested or mistake.tables or mistake.key is not None:
+            raise mistake.within(name) from mistake.__cause__
+        raise Mistake(mistake.text, key=name) from mistake.__cause__
+    except ValueError as expected:
+        raise Mistake(f"{name} is {shown(value)}; expected {expected}", key=name) from None
 
-    return structure
+
+def are_tables(value: object, kind: Any) -> bool:
+    """Return whether *value* is a list of tables, if *kind* is a list, or else a table."""
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    return isinstance(value, dict)
 
 
 def _in_range(field: attrs.Attribute[Any], value: Any) -> Any:
@@ -254,49 +267,6 @@ def _in_range(field: attrs.Attribute[Any], value: Any) -> Any:
         except ValueError as error:
             raise Mistake(str(error)) from None
     return value
-
-
-def _first(group: Any) -> Exception:
-    """Return the first mistake in *group*, an error of cattrs: an unknown key, or else a value, or a missing key.
-
-    An exception that is no mistake of the file, but a bug, is returned itself.
-    """
-    from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
-
-    error = min(
-        group.exceptions, key=lambda each: (not isinstance(each, ForbiddenExtraKeysError), isinstance(each, KeyError))
-    )
-    if isinstance(error, ForbiddenExtraKeysError):
-        unknown, fields = min(error.extra_fields), _fields(error.cl)
-        expected = ", ".join(field.metadata.get("shown") or name for name, field in fields.items())
-        advice = suggestion(unknown, fields) or f"; expected {expected}"
-        return Mistake(f"unknown key {unknown!r}{advice}", key=unknown)
-    at, field = next(_noted(error, group.cl), (None, None))
-    if field is not None and isinstance(error, KeyError):
-        return Mistake(f"{at} is missing; expected {field.metadata['expected']}")
-    if isinstance(error, BaseValidationError):  # of a table within the table
-        inner = _first(error)
-        return inner.within(at) if isinstance(inner, Mistake) and at is not None else inner
-    if isinstance(error, UnexpectedValue):
-        return (
-            Mistake(f"number {at + 1} {error.text}") if isinstance(at, int) else Mistake(f"{at} {error.text}", key=at)
-        )
-    if isinstance(error, Mistake):
-        if at is None:
-            return error
-        return error.within(at) if error.tables or error.key is not None else Mistake(error.text, key=str(at))
-    return Mistake(str(error)) if type(error) is ValueError else error
-
-
-def _noted(error: BaseException, cls: type[Any]) -> Iterator[tuple[str | int, attrs.Attribute[Any] | None]]:
-    """Yield the key or the index at which cattrs met *error* in a table of *cls* or in a list or dict."""
-    from cattrs.errors import AttributeValidationNote, IterableValidationNote
-
-    for note in vars(error).get("__notes__", ()):
-        if isinstance(note, AttributeValidationNote):
-            yield next((name, field) for name, field in _fields(cls).items() if field.name == note.name)
-        elif isinstance(note, IterableValidationNote):
-            yield note.index, None
 
 
 def line_of(content: str, path: Sequence[str | int]) -> int | None:

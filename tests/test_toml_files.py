@@ -32,6 +32,7 @@ class Window:
 class File:
     title: str = key(text, default="")
     window: list[Window] = key(default=attrs.Factory(list), expected="tables named [[window]]", shown="[[window]]")
+    first: Window | None = key(default=None)
     option: dict[str, Settings] = key(default=attrs.Factory(dict), shown="[option.NAME]")
 
     def checked(self, folder: Path) -> tuple[File, Path]:
@@ -55,15 +56,19 @@ def test_file_becomes_an_instance_of_its_class(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("titel = 1", ", line 1: unknown key 'titel'; did you mean title?"),
-        ("other = 1", ", line 1: unknown key 'other'; expected title, [[window]], [option.NAME]"),
+        ("other = 1", ", line 1: unknown key 'other'; expected title, [[window]], first, [option.NAME]"),
         ("title = 1", ", line 1: title is 1; expected text in quotes"),
         ("window = 1", ", line 1: window is 1; expected tables named [[window]]"),
-        ("window = [1]", ", line 1, in [window]: number 1 is 1; expected a table"),
+        ("window = [1]", ", line 1: window is a list; expected tables named [[window]]"),
+        ("window = [{length = 1}, 1]", ", line 1: window is a list; expected tables named [[window]]"),
         ("option = 1", ", line 1: option is 1; expected a table"),
         ("[option]\nx = 1", ", line 2, in [option]: x is 1; expected a table"),
         ("[option.x]\nmost = 0", ", line 2, in [option.x]: most must be at least 1, not 0"),
         ("[option.'x y']\nmost = 'a'", ", line 2, in [option.'x y']: most is 'a'; expected a whole number"),
         ("[[window]]", ", line 1, in [[window]] table 1: length is missing; expected a duration"),
+        ("[first]", ", line 1, in [first]: length is missing; expected a duration"),
+        ("first = 1", ", line 1: first is 1; expected a table"),
+        ("[first]\nlength = 1\nclosed = true", ", line 3, in [first]: a closed window needs names"),
         ("[[window]]\nlength = 1\n[[window]]\nlength = true", ", line 4, in [[window]] table 2: length is true; exp"),
         ("[[window]]\nlength = 1\nnames = ['a', '']", ", line 3, in [[window]] table 1: names is ['a', '']; expected"),
         ("[[window]]\nlength = 1\nclosed = 'no'", ", line 3, in [[window]] table 1: closed is 'no'; expected true or "),

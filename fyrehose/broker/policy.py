@@ -43,7 +43,7 @@ from fyrehose.broker.signed import Grant, Rights, grant_of, read_key
 from fyrehose.identity import Action, Identity, in_networks, network_of
 from fyrehose.options import Network, counted
 from fyrehose.patterns import Pattern, compiled
-from fyrehose.toml_files import Mistake, UnexpectedValue, inside, key, read, structured, texts
+from fyrehose.toml_files import Mistake, inside, key, read, structured, texts
 
 #: The pattern of all streams but the server's own; among keys, every key.
 EVERY = "*"
@@ -198,12 +198,12 @@ def _network(text: str) -> Network:
     try:
         return ip_network(text)
     except ValueError as error:
-        raise UnexpectedValue(text, f'a network such as "10.0.0.0/8": {error}') from None
+        raise Mistake(f'network is {text!r}; expected a network such as "10.0.0.0/8": {error}') from None
 
 
 def _key(text: str) -> str:
     if text != EVERY and not _KEY.fullmatch(text):
-        raise UnexpectedValue(text, "the 40 characters of a public key (Z85), or *")
+        raise Mistake(f"key is {text!r}; expected the 40 characters of a public key (Z85), or *")
     return text
 
 

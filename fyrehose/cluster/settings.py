@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import attrs
 from fyrehose.cluster.members import MAX_MEMBERS, MAX_NAME, is_name
 from fyrehose.errors import ConfigError
 from fyrehose.options import count, duration, file_path, option, size, typed, within
-from fyrehose.toml_files import Mistake, structured
+from fyrehose.toml_files import Mistake
 
 
 def server_name(text: str) -> str:
@@ -134,13 +133,12 @@ class ReplicationSettings:
         return password
 
 
-def parse(table: Mapping[str, Any], folder: str = "") -> ReplicationSettings:
-    """Build the settings from the table ``[replication]``.
+def completed(settings: ReplicationSettings, folder: str) -> ReplicationSettings:
+    """Check the settings of the table ``[replication]`` together; return them with a name and absolute paths.
 
     :param folder: the folder of the configuration file, in which relative paths of the table are resolved
-    :raises Mistake: an option is unknown, invalid or missing
+    :raises Mistake: an option is missing
     """
-    settings = structured(ReplicationSettings, table)
     given = {typed(name) for name, value in attrs.asdict(settings, recurse=False).items() if value}
     if not settings.servers:
         raise Mistake('servers is missing; expected addresses such as servers = ["nats://10.0.0.1:4222"]')

@@ -59,7 +59,7 @@ from fyrehose.net.endpoints import flaw_of
 from fyrehose.options import build, count, duration, one_of, option, size, suggestion, within
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 from fyrehose.subscriptions.named import MOST_NAMED
-from fyrehose.toml_files import Mistake, inside, key, read, scalar, shown, structured, text, texts
+from fyrehose.toml_files import Mistake, are_tables, inside, key, read, scalar, shown, structured, text, texts
 
 #: The scopes of ``--option`` besides protocols.
 SCOPES = ("journal", "server")
@@ -159,20 +159,6 @@ class Config:
     replication: ReplicationSettings | None = None
 
 
-@attrs.frozen(kw_only=True)
-class FromFile:
-    """The content of a configuration file, in which every part is optional."""
-
-    data_dir: str | None = None
-    policy: str | None = None
-    log_format: str | None = None
-    log_level: str | None = None
-    listen: list[tuple[str, str]] = attrs.field(factory=list)
-    options: Options = attrs.field(factory=dict)
-    streams: StreamRules = UNLIMITED
-    replication: ReplicationSettings | None = None
-
-
 def parse_listen(text: str) -> tuple[str, str]:
     """Split ``PROTOCOL=ENDPOINT``.
 
@@ -264,52 +250,60 @@ def _options(tables: object) -> Options:
     return {scope: found[scope] for scope in tables}
 
 
+def _limits(tables: object) -> StreamRules:
+    if not are_tables(tables, list[StreamRule]):
+        raise ValueError("tables named [[stream]], with two brackets")
+    return streams.limits(structured(list[StreamRule], tables))
+
+
 @attrs.frozen(kw_only=True)
-class ConfigFile:
-    """The content of a configuration file as its author writes it."""
+class FromFile:
+    """The content of a configuration file, in which every part is optional."""
 
     data_dir: str | None = key(_path, default=None)
     policy: str | None = key(_path, default=None)
     log_format: str | None = key(scalar(one_of(*FORMATS)), default=None)
     log_level: str | None = key(scalar(one_of(*LEVEL_NAMES)), default=None)
     listen: list[tuple[str, str]] = key(_endpoints, default=attrs.Factory(list), shown="[listen]")
-    option: Options = key(_options, default=attrs.Factory(dict), shown="[option.PROTOCOL]")
-    replication: dict[str, Any] | None = key(default=None, expected="a table: [replication]", shown="[replication]")
-    stream: list[StreamRule] = key(
-        default=attrs.Factory(list), expected="tables named [[stream]], with two brackets", shown="[[stream]]"
+    options: Options = key(_options, default=attrs.Factory(dict), name="option", shown="[option.PROTOCOL]")
+    replication: ReplicationSettings | None = key(
+        default=None, expected="a table: [replication]", shown="[replication]"
     )
-    route: list[RouteTable] = key(
-        default=attrs.Factory(list), expected="tables named [[route]], with two brackets", shown="[[route]]"
+    streams: StreamRules = key(_limits, default=UNLIMITED, name="stream", shown="[[stream]]")
+    routes: list[RouteTable] = key(
+        default=attrs.Factory(list),
+        name="route",
+        expected="tables named [[route]], with two brackets",
+        shown="[[route]]",
     )
 
-    def settings(self, folder: Path) -> FromFile:
-        """Return the settings, with relative paths resolved in *folder*.
+    def resolved(self, folder: Path) -> FromFile:
+        """Return the content with relative paths resolved in *folder*, and with the routes among the options.
 
         :raises Mistake: tables contradict each other
         """
-        with inside("replication"):
-            cluster = None if self.replication is None else replication.parse(self.replication, str(folder))
         self._check_listeners()
-        options = merged(self.option, self._routes())
+        with inside("replication"):
+            cluster = None if self.replication is None else replication.completed(self.replication, str(folder))
         listen = [(name, _endpoint_within(folder, endpoint)) for name, endpoint in self.listen]
         for name, endpoint in listen:
             if flaw := flaw_of(endpoint):
                 raise Mistake(f"{name} is {endpoint!r}: {flaw}", "listen", key=name)
-        return FromFile(
+        options = merged(self.options, self._routes())
+        return attrs.evolve(
+            self,
             data_dir=None if self.data_dir is None else str(folder / self.data_dir),
             policy=None if self.policy is None else str(folder / self.policy),
-            log_format=self.log_format,
-            log_level=self.log_level,
             listen=listen,
             options={scope: within(str(folder), _settings_class(scope), table) for scope, table in options.items()},
-            streams=streams.limits(self.stream),
             replication=cluster,
+            routes=[],
         )
 
     def _check_listeners(self) -> None:
         """Check that the options and routes are of listeners in this file, if it has listeners."""
-        scopes = [(scope, ("option", scope)) for scope in self.option]
-        for scope, table in scopes + [(route.listener, ("route", n)) for n, route in enumerate(self.route)]:
+        scopes = [(scope, ("option", scope)) for scope in self.options]
+        for scope, table in scopes + [(route.listener, ("route", n)) for n, route in enumerate(self.routes)]:
             if self.listen and not applies(scope, self.listen):
                 advice = f'add {scope} = "ENDPOINT" to [listen], or remove this table'
                 raise Mistake(f"it has no effect, because {scope} does not listen; {advice}", *table)
@@ -317,8 +311,8 @@ class ConfigFile:
     def _routes(self) -> Options:
         """Return the ``[[route]]`` tables as the option ``routes`` of their listeners."""
         found: Options = {}
-        for number, route in enumerate(self.route):
-            if "routes" in self.option.get(route.listener, {}):
+        for number, route in enumerate(self.routes):
+            if "routes" in self.options.get(route.listener, {}):
                 raise Mistake(f"the option routes of {route.listener} is set, too; use one of them", "route", number)
             found.setdefault(route.listener, {"routes": []})["routes"].append(route.stream)
         return found
@@ -329,7 +323,7 @@ def read_file(path: Path) -> FromFile:
 
     :raises ConfigError: the file cannot be read, or is invalid
     """
-    return read("--config", path, ConfigFile, ConfigFile.settings)
+    return read("--config", path, FromFile, FromFile.resolved)
 
 
 def applies(scope: str, listen: Iterable[tuple[str, str]]) -> bool:

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cluster.settings import parse
+from fyrehose.cluster.settings import ReplicationSettings, completed
 from fyrehose.errors import ConfigError
-from fyrehose.toml_files import Mistake
+from fyrehose.toml_files import Mistake, structured
 
 TABLE = {"servers": ["nats://10.0.0.1:4222", "tls://10.0.0.2:4222"], "name": "a"}
+
+
+def parse(table: dict[str, Any]) -> ReplicationSettings:
+    return completed(structured(ReplicationSettings, table), "")
 
 
 def test_a_table_with_only_servers_and_a_name_is_valid() -> None:

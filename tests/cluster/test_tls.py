@@ -14,11 +14,11 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from fyrehose.cluster.jetstream import JetStreamLog
-from fyrehose.cluster.settings import ReplicationSettings, parse
+from fyrehose.cluster.settings import ReplicationSettings, completed
 from fyrehose.errors import ConfigError
 from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_port
-from fyrehose.toml_files import Mistake
+from fyrehose.toml_files import Mistake, structured
 
 CONFIG = """
 listen: 127.0.0.1:{port}
@@ -29,7 +29,8 @@ verify: true }}
 
 
 def settings(**more: str) -> ReplicationSettings:
-    return parse({"servers": ["tls://127.0.0.1:4222"], "name": "a", **more})
+    table = {"servers": ["tls://127.0.0.1:4222"], "name": "a", **more}
+    return completed(structured(ReplicationSettings, table), "")
 
 
 @pytest.fixture(scope="module")

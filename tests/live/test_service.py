@@ -327,7 +327,11 @@ def test_a_port_that_is_in_use_ends_the_start_with_status_1(start: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--listen", "lines=tcp:nonsense"], 2, "invalid --listen lines=tcp:nonsense: not a Twisted endpoint"),
+        (
+            ["--listen", "lines=tcp:nonsense"],
+            2,
+            "invalid --listen lines=tcp:nonsense: expected a port from 0 to 65535 after tcp:",
+        ),
         (["--option", "backbone.stream="], 2, "invalid value '' for option backbone.stream: expected a name"),
         (["--durability", "maybe"], 2, "invalid value 'maybe' for option journal.durability"),
         (["--data-dir", "/proc/nowhere"], 1, "cannot use the journal's directory /proc/nowhere"),
