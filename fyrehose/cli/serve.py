@@ -110,12 +110,17 @@ class ServeOptions(ReactorSelectionMixin, tap.Options):
         :raises UsageError: a directory is missing, or another server runs in the background
         """
         rundir = Path(self["rundir"])
-        if not rundir.is_dir():
-            raise UsageError(f"invalid --rundir {self['rundir']!r}: there is no such directory")
-        for name, folder in (("logfile", Path()), ("pidfile", rundir)):
+        for name in ("rundir", "chroot"):
+            if self[name] and not Path(self[name]).is_dir():
+                raise UsageError(f"invalid --{name} {self[name]!r}: there is no such directory")
+        for name, folder in (("logfile", Path()), ("pidfile", rundir), ("profile", rundir)):
             file = self.parent[name]
-            if file and file != "-" and not (parent := (folder / file).parent).is_dir():
+            if not file or file == "-":
+                continue
+            if not (parent := (folder / file).parent).is_dir():
                 raise UsageError(f"cannot write --{name} {file}: there is no directory {parent}")
+            if (folder / file).is_dir():
+                raise UsageError(f"cannot write --{name} {file}: it is a directory; name a file in it")
         file = rundir / self.parent["pidfile"]
         if not daemon or not file.is_file():
             return

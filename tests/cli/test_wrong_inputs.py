@@ -248,6 +248,10 @@ def test_error_found_after_the_file_is_read_names_what_the_file_says(content: st
         ),
         (f"{LOCAL} --logfile nowhere/log", "cannot write --logfile nowhere/log: there is no directory nowhere"),
         (f"{LOCAL} --pidfile nowhere/pid", "cannot write --pidfile nowhere/pid: there is no directory nowhere"),
+        (f"{LOCAL} --profile nowhere/p", "cannot write --profile nowhere/p: there is no directory nowhere"),
+        (f"{LOCAL} --logfile photos", "cannot write --logfile photos: it is a directory; name a file in it"),
+        (f"{LOCAL} --pidfile photos", "cannot write --pidfile photos: it is a directory; name a file in it"),
+        (f"{LOCAL} --chroot nowhere", "invalid --chroot 'nowhere': there is no such directory"),
         (f"{LOCAL} --rundir nowhere", "invalid --rundir 'nowhere': there is no such directory"),
         (
             f"{LOCAL} --daemon --pidfile rubbish.pid",
