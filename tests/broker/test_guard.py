@@ -54,7 +54,7 @@ def failure(published: Any) -> Exception | None:
     return failures[0].value if failures else None
 
 
-def test_guarded_provides_the_broker_interface() -> None:
+def test_a_peer_provides_the_broker_interface() -> None:
     world = World()
     assert verifyObject(IBroker, world.peer)
     assert world.peer.counters is world.broker.counters

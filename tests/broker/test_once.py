@@ -45,6 +45,13 @@ def publish_once(broker: Any, runs: list[Run], key: str) -> Deferred[int]:
     return published.addCallback(lambda firsts: firsts[0])
 
 
+def test_a_publish_with_a_key_and_its_repetition_fire_with_one_number_for_each_run() -> None:
+    """The first one also writes the record of the key, whose number concerns nobody else."""
+    broker = make()
+    broker.publish([draft(b"before")])
+    assert [broker.publish([draft(b"a", b"b")], key="k").result for _ in range(2)] == [(2,), (2,)]
+
+
 def test_a_repeated_publish_gets_the_same_number_and_stores_nothing() -> None:
     broker = make()
     broker.publish([draft(b"before")])
