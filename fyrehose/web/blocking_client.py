@@ -1,4 +1,4 @@
-"""HTTP client that waits for each answer, for programs without a reactor: commands that ask once, and tasks of Spark.
+"""HTTP client that waits for each answer, for commands that ask once, without a reactor.
 
 BlockingClient("http://127.0.0.1:8118").ask("GET", "/api/status") -> ServerAnswer, or an OSError without an answer
 """
@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 import attrs
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.records import Buffer
 from fyrehose.web.client_session import LARGEST, ClientSession, CollectedAnswer, FieldLines, ServerAnswer
 
-#: How many bytes are received at a time.
-_PIECE = 256 << 10
+#: How many bytes are received at a time; larger pieces are slower, because the allocator returns them to the system.
+_PIECE = 64 << 10
 
 
 @attrs.define(eq=False)
@@ -73,7 +74,7 @@ class BlockingClient:
                         self.close()
                     return answer
 
-    def _received(self, data: bytes) -> list[ServerAnswer | bytes]:
+    def _received(self, data: bytes) -> list[ServerAnswer | Buffer]:
         """Return the events of *data*; an answer that ends early is a lost connection, not a violation of HTTP."""
         try:
             return list(self._session.events(data))

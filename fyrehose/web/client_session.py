@@ -18,6 +18,7 @@ import attrs
 import h11
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.records import Buffer
 from fyrehose.web.tokens import authorization
 
 #: Statuses after which the same request may succeed later, whoever has sent them.
@@ -128,7 +129,7 @@ class ClientSession:
         events += [] if body is None else [h11.Data(data=body)]
         return b"".join(self._http.send(event) or b"" for event in (*events, h11.EndOfMessage()))
 
-    def events(self, data: bytes) -> Iterator[ServerAnswer | bytes]:
+    def events(self, data: bytes) -> Iterator[ServerAnswer | Buffer]:
         """Yield the head of an answer, the pieces of its body, and :data:`END`, as far as *data* has them.
 
         :param data: the bytes that have arrived; b"" at the end of the input, which may complete an answer
@@ -140,7 +141,7 @@ class ClientSession:
                 if isinstance(event, h11.Response):
                     yield ServerAnswer(event.status_code, {bytes(name): bytes(value) for name, value in event.headers})
                 elif isinstance(event, h11.Data):
-                    yield bytes(event.data)
+                    yield event.data
                 elif isinstance(event, h11.EndOfMessage):
                     yield END
                 elif isinstance(event, h11.ConnectionClosed):
@@ -165,9 +166,10 @@ class CollectedAnswer:
 
     largest: int = LARGEST
     _head: ServerAnswer = attrs.field(default=ServerAnswer(0), init=False)
-    _body: bytearray = attrs.field(factory=bytearray, init=False)
+    _pieces: list[Buffer] = attrs.field(factory=list, init=False)
+    _size: int = attrs.field(default=0, init=False)
 
-    def add(self, event: ServerAnswer | bytes) -> ServerAnswer | None:
+    def add(self, event: ServerAnswer | Buffer) -> ServerAnswer | None:
         """Add an event of a session; return the answer at its end.
 
         :raises RemoteProtocolError: the body is larger than the limit
@@ -175,11 +177,12 @@ class CollectedAnswer:
         if isinstance(event, ServerAnswer):
             self._head = event
         elif event:
-            self._body += event
-            if len(self._body) > self.largest:
+            self._pieces.append(event)
+            self._size += len(event)
+            if self._size > self.largest:
                 raise RemoteProtocolError(f"the answer exceeds {self.largest} bytes")
         else:
-            body = bytes(self._body)
-            self._body.clear()
+            body = b"".join(self._pieces)
+            self._pieces, self._size = [], 0
             return attrs.evolve(self._head, body=body)
         return None

@@ -32,7 +32,7 @@ from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerUnav
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
 from fyrehose.protocols.http.requests import HTTP_OPTIONS, Connection, foreign
 from fyrehose.protocols.http.session import MOST_LISTED
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.records import MAX_PAYLOAD, Buffer, Run
 from fyrehose.web.client_session import ServerAnswer
 
 log = Logger()
@@ -351,7 +351,7 @@ class _Connection(Connection):
         else:
             failure.trap(ConnectionFailed, CancelledError)
 
-    def received(self, event: ServerAnswer | bytes) -> None:
+    def received(self, event: ServerAnswer | Buffer) -> None:
         """Handle a part of the answer with records; other answers are collected, and then handled as a whole.
 
         :raises ValueError: an event is larger than any record
@@ -370,7 +370,7 @@ class _Connection(Connection):
         else:
             self.leave()
 
-    def _events_received(self, data: bytes) -> None:
+    def _events_received(self, data: Buffer) -> None:
         """Handle the events that *data* completes."""
         self._events += data
         if len(self._events) > MOST_EVENT:

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.clients import ClientConnection, ConnectionFailed, ConnectionOptions, WrongProtocol, wrong_protocol
 from fyrehose.net.several import follow_leader
+from fyrehose.records import Buffer
 from fyrehose.web.client_session import LARGEST, ClientSession, CollectedAnswer, FieldLines, ServerAnswer
 
 #: A server may take its time to answer, because it answers a publish when that is on disk.
@@ -90,7 +91,7 @@ class Connection(ClientConnection):
             waiting.errback(ConnectionFailed(self.reason or error, confirmed=self.confirmed))
         super().connectionLost(reason)
 
-    def received(self, event: ServerAnswer | bytes) -> None:
+    def received(self, event: ServerAnswer | Buffer) -> None:
         """Handle an event of the session; a ValueError, KeyError or TypeError means that the answer is invalid."""
         answer = self._collected.add(event)
         if answer is None:

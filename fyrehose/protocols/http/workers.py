@@ -26,8 +26,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError, LeaseLost
+from fyrehose.net.clients import ConnectionOptions, ProcessException, process_exception
 from fyrehose.protocols.http.calling import Caller
 from fyrehose.protocols.http.client import runs_of
+from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.records import Record
 
 log = Logger()
@@ -76,12 +78,16 @@ class WorkClient:
 
     :ivar authority: the value of the ``Host`` header, such as ``127.0.0.1:8117``
     :ivar token: the bearer token that is sent, if any
+    :ivar connection_options: the times of its connections
+    :ivar process_exception: decides which errors end a worker: see :func:`fyrehose.net.clients.process_exception`
     """
 
     clock: IReactorTime
     endpoint: IStreamClientEndpoint
     authority: str
     token: str | None = attrs.field(default=None, repr=False)
+    connection_options: ConnectionOptions = attrs.field(default=HTTP_OPTIONS, kw_only=True)
+    process_exception: ProcessException = attrs.field(default=process_exception, kw_only=True)
 
     def share(
         self,
@@ -107,7 +113,17 @@ class WorkClient:
             defaults
         """
         consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
-        polling, acting = (Caller(self.clock, self.endpoint, self.authority, self.token) for _ in range(2))
+        polling, acting = (
+            Caller(
+                self.clock,
+                self.endpoint,
+                self.authority,
+                self.token,
+                self.connection_options,
+                lambda error: self.process_exception(error) is None,
+            )
+            for _ in range(2)
+        )
         return SharedWork(self.clock, polling, acting, stream, subscription, consumer, most, longest, idle, options)
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail
+from twisted.internet.error import ConnectError
+from twisted.internet.task import Clock
 
 from fyrehose.errors import FyrehoseError, LeaseLost
-from fyrehose.protocols.http.workers import SharedWork, WorkRecord
+from fyrehose.net.clients import ConnectionFailed
+from fyrehose.protocols.http.workers import SharedWork, WorkClient, WorkRecord
 
 from .test_leasing import World
 
@@ -184,3 +187,21 @@ def test_workers_share_the_records_of_a_pattern() -> None:
     world.publish(2, "logs.b")
     assert sorted(run(handle_all(share(world, most=2, stream="logs.*")))) == [b"1", b"1", b"2", b"2"]
     assert world.show()["settled_total"] == 4
+
+
+class Nobody:
+    """An endpoint whose connections are refused."""
+
+    def connect(self, factory: object) -> Deferred[Any]:
+        return fail(ConnectError(string="refused"))
+
+
+def test_a_program_decides_which_errors_end_a_worker() -> None:
+    ends = WorkClient(Clock(), Nobody(), "h:1", process_exception=lambda error: error)  # type: ignore[arg-type]
+    with pytest.raises(ConnectionFailed, match="refused"):
+        run(handle_all(ends.share("orders", "billing")))
+    waits = WorkClient(Clock(), Nobody(), "h:1")  # type: ignore[arg-type]
+    waiting = Deferred.fromCoroutine(handle_all(waits.share("orders", "billing")))
+    assert not waiting.called
+    waiting.cancel()
+    waiting.addErrback(lambda failure: failure.trap(CancelledError))
