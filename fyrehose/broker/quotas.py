@@ -82,8 +82,8 @@ class NewStreams:
     limits: PeerLimits
     most: int
     seconds: Callable[[], float]
-    _creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
-    #: the keys of ``_creators``, by network; each network's in the order in which they last created a stream
+    creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
+    #: the keys of ``creators``, by network; each network's in the order in which they last created a stream
     _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
@@ -107,12 +107,12 @@ class NewStreams:
     def _remember(self, key: tuple[str, str], creator: _Creator, network: str) -> None:
         self._by_network.discard(key)
         for gone in self._by_network.make_room(network):
-            del self._creators[gone]
-        self._creators[key] = creator
+            del self.creators[gone]
+        self.creators[key] = creator
         self._by_network.add(key, network)
 
     def _creator(self, key: tuple[str, str], now: float) -> _Creator:
-        creator = self._creators.get(key)
+        creator = self.creators.get(key)
         if creator is None:
             return _Creator(self.limits.burst, now)
         creator.tokens = min(self.limits.burst, creator.tokens + (now - creator.time) * self.limits.rate)

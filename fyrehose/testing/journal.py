@@ -51,6 +51,7 @@ class MemoryJournal:
     :ivar now: the clock, in microseconds since 1970 UTC
     :ivar cluster: what this server is in its cluster, whatever the state of this journal
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
+    :ivar pending: the appends that are not durable, each with the streams that it retires
     :ivar before_read: called with the stream and the first number of each read; the read fails with an error that it
         raises
     """
@@ -68,7 +69,7 @@ class MemoryJournal:
     _oldest: dict[str, int] = attrs.field(factory=dict, init=False)
     #: The last number of each stream that is not retired.
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
-    _pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
+    pending: list[tuple[Publish, Sequence[str]]] = attrs.field(factory=list, init=False)
     _retired: dict[str, int] = attrs.field(factory=dict, init=False)
     _observer: IJournalObserver | None = attrs.field(default=None, init=False)
     _time: int = attrs.field(default=0, init=False)
@@ -104,14 +105,14 @@ class MemoryJournal:
         return self._retired
 
     def _wait(self, publish: Publish, streams: Sequence[str]) -> None:
-        self._pending.append((publish, streams))
+        self.pending.append((publish, streams))
         if self.auto:
             self.commit()
 
     def commit(self) -> None:
         """Make all appends so far durable."""
         assert self._observer is not None
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         ends: dict[str, int] = {}
         for publish, streams in pending:
             for run in publish.runs:
@@ -155,7 +156,7 @@ class MemoryJournal:
         if state is JournalState.WRITABLE and not self.cluster.may_write:
             self.cluster = Standing(ServerRole.LEADER)
         if state is not JournalState.WRITABLE:
-            self._fail(ReadOnly(reason) if state is JournalState.READ_ONLY else Closed(reason))
+            self.fail_pending(ReadOnly(reason) if state is JournalState.READ_ONLY else Closed(reason))
         self._observer.state_changed(state, reason)
 
     def forget(self, stream: str, oldest: int) -> None:
@@ -216,9 +217,10 @@ class MemoryJournal:
         if self.state is JournalState.WRITABLE:
             self.commit()
         self.state = JournalState.CLOSED
-        self._fail(Closed("closed"))
+        self.fail_pending(Closed("closed"))
         return succeed(None)
 
-    def _fail(self, reason: PublishError) -> None:
-        pending, self._pending = self._pending, []
+    def fail_pending(self, reason: PublishError) -> None:
+        """Settle all appends that are not durable with the error *reason*."""
+        pending, self.pending = self.pending, []
         settle([publish for publish, _ in pending], reason)

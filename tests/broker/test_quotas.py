@@ -115,7 +115,7 @@ def test_many_identities_do_not_raise_the_limit_of_one_address() -> None:
     for n in range(100):
         with pytest.raises(TooManyStreamsFromPeer, match=r"address 10\.0\.0\.1"):
             world.make(1, Identity(host="10.0.0.1", token=f"new {n}"))
-    assert len(world.streams._creators) == 4
+    assert len(world.streams.creators) == 4
 
 
 def test_a_whole_ipv6_network_is_one_address() -> None:
@@ -133,8 +133,8 @@ def test_the_number_of_counted_peers_is_bounded() -> None:
         world.make(1, Identity(host=f"host {n}"))
         if n == MOST_PEERS // 2:
             world.make(1, Identity(host="host 0"))
-    assert len(world.streams._creators) == MOST_PEERS
-    assert ("address", "late") not in world.streams._creators
+    assert len(world.streams.creators) == MOST_PEERS
+    assert ("address", "late") not in world.streams.creators
     with pytest.raises(TooManyStreamsFromPeer):
         world.make(1, Identity(host="host 0"))
 

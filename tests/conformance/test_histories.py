@@ -6,7 +6,6 @@ and crashes; the model is a dictionary of dictionaries.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,14 +19,14 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import streams as numbers
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
-from fyrehose.journal.streams import INLINE, MOST_RETIRED
+from fyrehose.journal.streams import INLINE, MOST_RETIRED, StreamLimits
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 from tests.doubles.appending import append_runs
+from tests.doubles.killed import close_files
 
 STREAMS = ("a", "b", "é", "long" * 60, "1", "2", "3", "4")
 streams = st.sampled_from(STREAMS)
@@ -59,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         most_retired=st.sampled_from([1, 3, MOST_RETIRED]),
     )
     def begin(self, segment_size: int, keep: int, mode: str, inline: int, most_retired: int) -> None:
-        numbers.INLINE, numbers.MOST_RETIRED = inline, most_retired
+        self.limits = StreamLimits(inline, most_retired)
         self.directory = Path(tempfile.mkdtemp(prefix="fyrehose-model-"))
         self.segment_size, self.keep = segment_size, keep
         #: the payload of each written number, by stream; numbers may be missing after a crash
@@ -87,6 +86,7 @@ class Histories(RuleBasedStateMachine):
                 verify=1 << 30,
             ),
             worker=InlineWorker(),
+            stream_limits=self.limits,
         )
         opened: list[Any] = []
         self.journal.open(self.told).addBoth(opened.append)
@@ -150,11 +150,8 @@ class Histories(RuleBasedStateMachine):
     @rule(mode=modes)
     def crash(self, mode: str) -> None:
         """Kill the process: written data stays in the kernel, and the lock is released."""
-        assert self.journal._checking is not None
-        self.journal._checking.stop()
-        self.journal._unlock()
-        for fd in (self.journal.writer._fd, self.journal.writer._mark_fd):
-            os.close(fd)
+        self.clock = Clock()  # nothing calls the journal of the killed process again
+        close_files(self.directory / "j")
         self.crashed_unsynced = self.mode != "batch"
         self.open(mode)
 
@@ -192,7 +189,6 @@ class Histories(RuleBasedStateMachine):
             assert last == self.end(stream)
 
     def teardown(self) -> None:
-        numbers.INLINE, numbers.MOST_RETIRED = INLINE, MOST_RETIRED
         self.journal.close()
         report = verify(self.directory / "j")
         shutil.rmtree(self.directory)

@@ -20,10 +20,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal import streams
 from fyrehose.journal.commit import DEFERREDS, InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.offline import dump
 from fyrehose.records import Publish, Run
 
@@ -45,6 +45,7 @@ class Author:
     """Appends to the journal in *directory*, one record a second."""
 
     directory: Path
+    limits: StreamLimits = StreamLimits()
     clock: Clock = attrs.field(factory=Clock)
     next: dict[str, int] = attrs.field(factory=dict)
     journal: FileJournal = attrs.field(init=False)
@@ -57,7 +58,13 @@ class Author:
 
         settings = {"min_free": 0, "segment_size": 2 << 10} | settings
         self.journal = FileJournal(
-            self.clock, self.directory, JournalSettings(**settings), now=now, monotonic=now, worker=InlineWorker()
+            self.clock,
+            self.directory,
+            JournalSettings(**settings),
+            now=now,
+            monotonic=now,
+            worker=InlineWorker(),
+            stream_limits=self.limits,
         )
         ends: list[Any] = []
         self.journal.open(Silent()).addBoth(ends.append)
@@ -95,17 +102,12 @@ def write(directory: Path) -> None:
 
     Eight streams count as many here, so that there are snapshots; one is retired for ever, and one is used again.
     """
-    inline, streams.INLINE = streams.INLINE, 2
-    try:
-        _write(directory)
-    finally:
-        streams.INLINE = inline
+    _write(Author(directory, StreamLimits(inline=2)))
     for path in (directory / "LOCK", *directory.glob("*.new")):
         path.unlink(missing_ok=True)
 
 
-def _write(directory: Path) -> None:
-    author = Author(directory)
+def _write(author: Author) -> None:
     author.open()
     author.append("log", b"first", b"second", b"")
     author.append("log", b"x" * 600, producer="host-1", topic="syslog", content_type="text/plain", producer_seq=7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fyrehose.journal.store import Caches
 from fyrehose.journal.streams import StreamLimits
 from fyrehose.records import Record, Run
 from tests.doubles.appending import append_runs
+from tests.doubles.killed import close_files
 
 
 @implementer(IJournalObserver)
@@ -47,6 +47,7 @@ class Bench:
     observer: Observer
     next: dict[str, int]
     failures: list[Any] = attrs.field(factory=list)
+    crashed: bool = False
 
     def append(self, *payloads: bytes, stream: str = "s", **constants: Any) -> Deferred[None]:
         run = Run.of(stream, payloads, source="test", **constants)
@@ -69,11 +70,8 @@ class Bench:
 
     def crash(self) -> None:
         """Stop as if the process had been killed: nothing more is written, and the lock is released."""
-        if self.journal._checking is not None and self.journal._checking.running:
-            self.journal._checking.stop()
-        self.journal._unlock()
-        for fd in (self.journal.writer._fd, self.journal.writer._mark_fd):
-            os.close(fd)
+        self.crashed = True
+        close_files(self.directory)
 
 
 Opener = Callable[..., Bench]
@@ -121,5 +119,5 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
 
     yield open_it
     for bench in benches:
-        if bench.journal._checking is not None and bench.journal._checking.running:
+        if not bench.crashed:
             bench.close()

@@ -289,10 +289,10 @@ def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it
     world.journal.auto = False
     world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    first, rest = world.journal._pending[:1], world.journal._pending[1:]
-    world.journal._pending = first
+    first, rest = world.journal.pending[:1], world.journal.pending[1:]
+    world.journal.pending = first
     world.journal.commit()
-    world.journal._pending = rest
+    world.journal.pending = rest
     world.journal.auto = True
     world.journal.commit()
     assert seqs(world.lease(world.table.find("work"))) == [1]

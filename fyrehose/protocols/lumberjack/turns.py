@@ -66,7 +66,7 @@ class Turns:
     _waiting: OrderedDict[LumberjackProtocol, None] = attrs.field(factory=OrderedDict, init=False)
     _running: OrderedDict[LumberjackProtocol, None] = attrs.field(factory=OrderedDict, init=False)
     _grants: dict[LumberjackProtocol, int] = attrs.field(factory=dict, init=False)
-    _granted: int = attrs.field(default=0, init=False)
+    granted: int = attrs.field(default=0, init=False)
     _call: IDelayedCall | None = attrs.field(default=None, init=False)
 
     @property
@@ -98,7 +98,7 @@ class Turns:
         """Take *worker* out of the queues, and release the memory that it was granted."""
         self._waiting.pop(worker, None)
         self._running.pop(worker, None)
-        self._granted -= self._grants.pop(worker, 0)
+        self.granted -= self._grants.pop(worker, 0)
         self.schedule()
 
     def schedule(self) -> None:
@@ -142,11 +142,11 @@ class Turns:
     def _fits(self, needs: int) -> bool:
         if not needs:
             return True
-        if not self._granted and not self.in_flight:
+        if not self.granted and not self.in_flight:
             return True  # waiting would not release any memory of this listener
-        granted = self._granted + needs
+        granted = self.granted + needs
         return granted <= POOL and self.budget.used + granted <= self.budget.limit
 
     def _grant(self, worker: LumberjackProtocol, size: int) -> None:
-        self._granted += size - self._grants.get(worker, 0)
+        self.granted += size - self._grants.get(worker, 0)
         self._grants[worker] = size

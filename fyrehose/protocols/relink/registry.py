@@ -132,7 +132,7 @@ class Registry:
     #: links without a connection on which the peer never sent a packet
     _unused: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: memory of all links as last measured, in bytes
-    _weight: int = attrs.field(default=0, init=False)
+    weight: int = attrs.field(default=0, init=False)
     _checks: Checks = attrs.field(init=False)
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
@@ -185,7 +185,7 @@ class Registry:
     def _clear(self) -> None:
         self.entries.clear()
         self._detached, self._unused = FairShare(), FairShare()
-        self._weight = 0
+        self.weight = 0
 
     def _opened(self, result: Any) -> Any:
         if isinstance(result, Failure):
@@ -334,13 +334,13 @@ class Registry:
         weight = entry.link.weight
         if weight == entry.weight or entry.ending or entry.link.over:
             return
-        self._weight += weight - entry.weight
+        self.weight += weight - entry.weight
         entry.weight = weight
-        if self._weight > self.memory:
+        if self.weight > self.memory:
             self._reduce_memory()
 
     def _weigh(self, entry: LinkEntry, weight: int) -> None:
-        self._weight += weight - entry.weight
+        self.weight += weight - entry.weight
         entry.weight = weight
 
     def _reduce_memory(self) -> None:

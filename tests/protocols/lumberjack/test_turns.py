@@ -96,7 +96,7 @@ def test_pool_is_granted_in_the_order_of_requests() -> None:
         table.worker("d", (1, DONE)),
     )
     assert table.run() == "ababcbd"
-    assert table.turns._granted == 0
+    assert table.turns.granted == 0
 
 
 def test_later_requests_do_not_overtake_one_that_waits_for_memory() -> None:
@@ -137,7 +137,7 @@ def test_delayed_worker_releases_its_memory_grant_until_it_requests_again() -> N
     worker = table.worker("a", (POOL, BACK), (POOL, DONE))
     table.request(worker, table.worker("b", (POOL, DONE)))
     assert table.run() == "ab"
-    assert table.turns._granted == 0
+    assert table.turns.granted == 0
     assert not table.clock.getDelayedCalls(), "a held back worker is not polled"
     table.request(worker)
     assert table.run() == "a"
@@ -184,14 +184,14 @@ def test_withdrawn_workers_get_no_turn() -> None:
 
     class Withdrawer(PlannedWorker):
         def take_turn(self, granted: int) -> Outcome:
-            assert table.turns._granted in (POOL, POOL // 2)
+            assert table.turns.granted in (POOL, POOL // 2)
             for other in others:
                 table.turns.withdraw(other)
             return super().take_turn(granted)
 
     table.request(Withdrawer("a", deque([(POOL // 2, MORE), (POOL // 2, DONE)]), table.log), *others)
     assert table.run() == "aa"
-    assert table.turns._granted == 0
+    assert table.turns.granted == 0
 
 
 def test_worker_may_withdraw_during_its_turn() -> None:
@@ -204,4 +204,4 @@ def test_worker_may_withdraw_during_its_turn() -> None:
 
     table.request(Leaver("a", deque([(5, MORE)]), table.log))
     assert table.run() == "a"
-    assert table.turns._granted == 0
+    assert table.turns.granted == 0

@@ -213,7 +213,7 @@ def test_channel_is_not_closed_before_the_server_has_forgotten_the_link(make_ser
         if isinstance(event, events.Finished):
             peer.link.forget(event.channel)
     peer.leave()
-    server.journal._pending.clear()
+    server.journal.pending.clear()
     server.journal.auto = True
     server.restart()
     again = server.connect(old=peer.link)

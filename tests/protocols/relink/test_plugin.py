@@ -57,7 +57,7 @@ def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_list
     started: list[Any] = []
     service.startService().addBoth(started.append)
     journal.state = JournalState.READ_ONLY
-    journal._fail(OutcomeUnknown("another server has taken over; whether this is stored is unknown"))
+    journal.fail_pending(OutcomeUnknown("another server has taken over; whether this is stored is unknown"))
     assert started == [None], "an error would end the server"
     assert not reactor.tcpServers
     service.stopService()
@@ -69,7 +69,7 @@ def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
     started: list[Any] = []
     service.startService().addBoth(started.append)
     journal.state = JournalState.FAILED
-    journal._fail(OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown"))
+    journal.fail_pending(OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown"))
     assert started[0].check(Closed)
     service.stopService()
     assert not reactor.getDelayedCalls()
@@ -79,7 +79,7 @@ def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> 
     journal, reactor, service = listener(auto=False)
     service.startService()
     service.stopService()
-    journal._fail(OutcomeUnknown("this server is stopping; whether this is stored is unknown"))
+    journal.fail_pending(OutcomeUnknown("this server is stopping; whether this is stored is unknown"))
     assert not reactor.getDelayedCalls()
 
 

@@ -305,11 +305,11 @@ def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> No
     server.journal.enter(JournalState.READ_ONLY, "full")
     registry = module.Registry(server.broker, server.clock, server.settings, STREAM, lambda: 1, server.bits)
     registry.open().addErrback(lambda _: None)
-    weight = registry._weight
+    weight = registry.weight
     assert weight > 0
     server.journal.enter(JournalState.WRITABLE, "there is room again")
     registry.open()
-    assert (len(registry.entries), registry._weight) == (1, weight)
+    assert (len(registry.entries), registry.weight) == (1, weight)
     registry.close()
 
 

@@ -110,7 +110,7 @@ def test_one_read_is_one_write(make_server: Any) -> None:
     send(peer, b"8")
     peer.link.decide(0, Op.COMMIT)
     peer.talk()
-    assert len(server.journal._pending) == 1
+    assert len(server.journal.pending) == 1
     server.journal.commit()
     found = peer.talk()
     assert server.payloads() == [b"%d" % number for number in range(9)]
@@ -441,7 +441,7 @@ def test_link_survives_a_server_crash(make_server: Any, transactional: bool) -> 
     if transactional:
         peer.link.decide(0, Op.COMMIT, 3)
     peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))  # Never becomes durable.
-    server.journal._pending.clear()
+    server.journal.pending.clear()
     peer.session.receive_eof()
     server.restart()
     again = server.linked(old=peer.link)

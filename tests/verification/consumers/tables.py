@@ -57,26 +57,26 @@ class Journal(MemoryJournal):
 
     def next(self):
         """Make the oldest append durable."""
-        self.behind = self._pending[1:]
-        del self._pending[1:]
-        if self._pending:
-            self.world.durable(self._pending[0][0])
+        self.behind = self.pending[1:]
+        del self.pending[1:]
+        if self.pending:
+            self.world.durable(self.pending[0][0])
             self.cluster = Standing()  # the append has confirmed that this server leads
             self.commit()
-        self._pending, self.behind = [*self.behind, *self._pending], ()
+        self.pending, self.behind = [*self.behind, *self.pending], ()
 
     def lose(self, durable):
         """Kill the server: the first *durable* of its waiting appends are on disk, and nobody is told."""
-        waiting, self._pending = self._pending, []
+        waiting, self.pending = self.pending, []
         for publish, streams in waiting[:durable]:
             self.world.durable(publish)
-            self._pending = [(attrs.evolve(publish, owner=Nobody()), streams)]
+            self.pending = [(attrs.evolve(publish, owner=Nobody()), streams)]
             observer, self._observer = self._observer, Nobody()
             self.commit()
             self._observer = observer
 
     def waiting(self):
-        return [publish for publish, _ in (*self.behind, *self._pending)]
+        return [publish for publish, _ in (*self.behind, *self.pending)]
 
 
 class Nobody:

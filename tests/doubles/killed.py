@@ -1,0 +1,20 @@
+"""End a journal of this process as the kernel ends the journal of a process that is killed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def close_files(directory: Path) -> None:
+    """Close all files in *directory* that this process has open, which also releases the lock of a journal.
+
+    Nothing is written any more; what was written stays, as it does in the kernel.
+    """
+    for each in list(Path("/proc/self/fd").iterdir()):
+        try:
+            path = each.readlink()
+        except OSError:  # that of the listing itself
+            continue
+        if path.is_relative_to(directory):
+            os.close(int(each.name))
