@@ -468,7 +468,6 @@ class Abilities:
         an *endpoint*, and cannot use TLS or the addresses of several servers
     :ivar consumes: its tailer consumes named subscriptions
     :ivar patterns: its tailer follows all streams that match a pattern
-    :ivar answers: its servers answer each request, also to refuse it, so a connection that ends later is no refusal
     :ivar extra: the extra of a package that it needs, or works better with
     """
 
@@ -477,7 +476,6 @@ class Abilities:
     own_connections: bool = False
     consumes: bool = False
     patterns: bool = False
-    answers: bool = False
     extra: Extra | None = None
 
 
@@ -531,6 +529,8 @@ class IPublisher(Interface):
     In a protocol with only one stream, *stream* is None everywhere, and a name raises ConfigError.
     """
 
+    problem = Attribute("Why the server does not answer at present, as text for people; empty if it is connected.")
+
     def prepare(stream: str | None) -> None:
         """Prepare the client for publishing to *stream*, before :meth:`connect` or later.
 
@@ -563,6 +563,8 @@ class IPublisher(Interface):
 
 class ITailer(Interface):
     """A client that reads a stream of one server until the client is closed."""
+
+    problem = Attribute("See :class:`IPublisher`.")
 
     absent = Attribute(
         "Whether the server has said that the stream does not exist yet; False if the protocol cannot say."
@@ -609,21 +611,34 @@ class IClientPlugin(IProtocolPlugin):
 
     default_port = Attribute("The port on which servers listen by default.")
 
-    def publisher(reactor: Any, host: str, port: int, window: int, endpoint: Any = None) -> Any:
+    def publisher(
+        reactor: Any, host: str, port: int, window: int, endpoint: Any = None, process_exception: Any = None
+    ) -> Any:
         """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
 
         :param window: limit of the number of publishes that are not acknowledged yet
+        :param process_exception: decides which errors are final: see :func:`fyrehose.net.clients.process_exception`,
+            which is the default
         """
 
-    def tailer(reactor: Any, host: str, port: int, endpoint: Any = None) -> Any:
-        """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
+    def tailer(reactor: Any, host: str, port: int, endpoint: Any = None, process_exception: Any = None) -> Any:
+        """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe.
+
+        :param process_exception: see :meth:`publisher`
+        """
 
 
 class ITransactionalPlugin(IClientPlugin):
     """A plugin whose protocol has transactions."""
 
     def transactional_publisher(
-        reactor: Any, host: str, port: int, window: int, size: int, endpoint: Any = None
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        size: int,
+        endpoint: Any = None,
+        process_exception: Any = None,
     ) -> Any:
         """Return an :class:`IPublisher` that commits *size* messages at a time; see :meth:`IClientPlugin.publisher`."""
 

@@ -11,13 +11,13 @@ from types import FrameType
 from typing import Any
 
 import click
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, globalLogBeginner
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.errors import FyrehoseError
 from fyrehose.journal.commit import ThreadWorker
 
@@ -48,28 +48,26 @@ def worker(reactor: Any) -> ThreadWorker:
     return ThreadWorker(reactor.callFromThread, "fyrehose input and output")
 
 
-async def connected(reactor: Any, client: Any, timeout: float, history: ConnectionHistory) -> None:
+async def connected(reactor: Any, client: Any, timeout: float, failures: FinalFailures) -> None:
     """Connect ``client`` to the server.
 
-    :raises FyrehoseError: it could not connect within ``timeout`` seconds, or the server refused it
+    :raises FyrehoseError: it could not connect within ``timeout`` seconds, or a failure is final
     """
     connecting: Deferred[Any] = client.connect()
     if not connecting.called:
         # Resume the caller in a later iteration of the reactor, outside of the client's callbacks, because the caller
         # may close the client.
         connecting.addCallback(lambda result: deferLater(reactor, 0, lambda: result))
-    history.watch(connecting.cancel)
     patience = reactor.callLater(timeout, connecting.cancel)
     try:
         await connecting
     except OSError as error:
-        raise FyrehoseError(f"cannot connect to {history}: {error}") from error
-    except Exception as error:
-        if history.refused is not None:
-            raise history.refused from error
+        raise FyrehoseError(f"cannot connect to {failures}: {error}") from error
+    except CancelledError as error:
         if patience.active():
             raise
-        raise FyrehoseError(f"{history} did not answer within {timeout:g} s; {history.hint}") from error
+        hint = failures.hint(client.problem)
+        raise FyrehoseError(f"{failures} did not answer within {timeout:g} s; {hint}") from error
     finally:
         if patience.active():
             patience.cancel()

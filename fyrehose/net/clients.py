@@ -38,6 +38,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import Broken, Closed, FyrehoseError, LocalProtocolError, RemoteProtocolError
 from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.peers import host_of
 from fyrehose.net.several import servers_of
 
 log = Logger()
@@ -47,7 +48,7 @@ _FOREIGN = (
     (b"HTTP/", "an HTTP server, such as the http or the admin listener"),
     (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "a ZeroMQ socket, such as the eventbus listener"),
     (bytes(8), "a relink listener"),
-    (b"\x15\x03", "a server that requires TLS"),
+    (b"\x15\x03", "one that requires TLS"),
 )
 
 
@@ -58,11 +59,13 @@ class WrongProtocol(FyrehoseError):
 class TlsFailed(FyrehoseError):
     """The TLS handshake failed.
 
+    :ivar text: the reasons
     :ivar certificate: whether a certificate is the reason, so that another attempt fails as well
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(f"the TLS handshake failed: {text}")
+        self.text = text
         self.certificate = "certificate" in text
 
 
@@ -81,6 +84,10 @@ class ServerUnavailable(FyrehoseError):
         self.retry_after = retry_after
 
 
+class Unreachable(FyrehoseError):
+    """No connection could be made, and the cause is not known."""
+
+
 class ConnectionFailed(FyrehoseError):
     """A connection could not be made, or has ended.
 
@@ -89,12 +96,15 @@ class ConnectionFailed(FyrehoseError):
     :ivar retry_after: the shortest delay before the next attempt, in seconds, as the server asked for it
     :ivar seconds: how long the connection lasted; None if none was made
     :ivar confirmed: whether the server had answered on the connection, as its protocol demands
+    :ivar address: the client's own address on the connection; "" if none was made
     """
 
-    def __init__(self, reason: Exception, seconds: float | None = None, confirmed: bool = False) -> None:
+    def __init__(
+        self, reason: Exception, seconds: float | None = None, confirmed: bool = False, address: str = ""
+    ) -> None:
         self.reason = explained(reason)
         super().__init__(_text(self.reason))
-        self.seconds, self.confirmed = seconds, confirmed
+        self.seconds, self.confirmed, self.address = seconds, confirmed, address
         self.retry_after = self.reason.retry_after if isinstance(self.reason, ServerUnavailable) else 0.0
 
 
@@ -138,7 +148,7 @@ def process_exception(error: Exception) -> Exception | None:
     return error if final else None
 
 
-#: Decides about an error: see :func:`process_exception`.
+#: A function that decides about an error: see :func:`process_exception`.
 ProcessException = Callable[[Exception], Exception | None]
 
 
@@ -366,6 +376,7 @@ class Reconnector(Factory):
         self.paused = False
         self._failures = 0
         self._since = 0.0
+        self._address = ""
         self._attempt: Deferred[Any] | None = None
         self._next: IDelayedCall | None = None
         self._stopped: Deferred[None] | None = None
@@ -416,6 +427,7 @@ class Reconnector(Factory):
     def connection_made(self, connection: ClientConnection) -> None:
         """Record that *connection* is open."""
         self.connection, self._since = connection, self.clock.seconds()
+        self._address = host_of(connection.transport.getHost())  # a closed socket has no address any more
         if self._stopped is not None:
             connection.close()
             return
@@ -432,7 +444,8 @@ class Reconnector(Factory):
             if not self._stopped.called:
                 self._stopped.callback(None)
             return
-        self._failed(ConnectionFailed(reason, self.clock.seconds() - self._since, connection.confirmed))
+        seconds = self.clock.seconds() - self._since
+        self._failed(ConnectionFailed(reason, seconds, connection.confirmed, self._address))
 
     # Internals.
 
@@ -531,8 +544,8 @@ class Client:
         """
         if not self.closed:
             self.closed = True
-            self.abandon(error)
             self.watchers.fail(error)
+            self.abandon(error)
             if self._connected is not None and not self._connected.called:
                 self._connected.errback(error)
         return self.stop()
@@ -563,12 +576,6 @@ class TCPClient(Client):
     def connection(self) -> Any:
         """Return the connection that is open, or None."""
         return None if self._reconnector is None or self.closed else self._reconnector.connection
-
-    @property
-    def problem(self) -> str:
-        if self.connection is not None and not self.connection.confirmed:
-            return "the connection is open, and nothing has arrived on it"
-        return super().problem
 
     def pause(self) -> None:
         """Stop reading from the server until :meth:`resume`; this delays acknowledgements as well."""

@@ -14,7 +14,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
 from fyrehose.cli import running
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.errors import FyrehoseError
 
 PROGRAM = """
@@ -78,13 +78,15 @@ def test_signal_cancels_the_command(number: signal.Signals) -> None:
 
 
 class Client:
+    problem = "Connection refused"
+
     def __init__(self, connecting: Deferred[Any]) -> None:
         self.connect = lambda: connecting
 
 
 def outcome_of(client: Client, clock: Clock) -> list[Any]:
     outcome: list[Any] = []
-    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, ConnectionHistory("figg at h:1")))
+    connecting = Deferred.fromCoroutine(running.connected(clock, client, 5, FinalFailures("figg at h:1")))
     connecting.addCallbacks(outcome.append, lambda failure: outcome.append(str(failure.value)))
     return outcome
 
@@ -104,7 +106,7 @@ def test_connect_times_out() -> None:
     clock.advance(0.1)
     assert outcome == [
         (
-            "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+            "figg at h:1 did not answer within 5 s; Connection refused; is the server running and reachable, "
             "and does its access policy allow this client?"
         )
     ]

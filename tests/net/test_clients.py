@@ -266,7 +266,7 @@ def test_client_ends_with_the_error_of_a_certificate(error: Exception, text: str
         (b"HTTP/1.1 400 Bad Request", "the server is an HTTP server, such as the http or the admin listener"),
         (b"\xff" + bytes(7) + b"\x01\x7f\x03", "the server is a ZeroMQ socket, such as the eventbus listener"),
         (bytes(8), "the server is a relink listener"),
-        (b"\x15\x03\x01\x00\x02\x02\x16", "the server is a server that requires TLS"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "the server is one that requires TLS"),
         (b"unknown", "the server does not speak the protocol (zero)"),
     ],
 )
@@ -400,12 +400,6 @@ def test_connection_that_is_made_after_close_is_closed() -> None:
     server.accept()
     assert server.transport.disconnecting
     assert server.states == []
-
-
-def test_open_connection_without_an_answer_is_a_problem() -> None:
-    server = Server()
-    server.accept()
-    assert server.client.problem == "the connection is open, and nothing has arrived on it"
 
 
 def test_default_decision_is_final_only_for_people_to_mend() -> None:

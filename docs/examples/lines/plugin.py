@@ -10,6 +10,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net import TCPService, TCPSettings
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.net.several import client_endpoint
 from lines.client import LineClient
 from lines.server import LineFactory
@@ -31,12 +32,27 @@ class LinesPlugin:
         return TCPService(reactor, self.name, endpoint, LineFactory(broker, settings, reactor))
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> LineClient:
-        return LineClient(reactor, client_endpoint(reactor, host, port, endpoint), window)
+        endpoint = client_endpoint(reactor, host, port, endpoint)
+        return LineClient(reactor, endpoint, window, process_exception=process_exception)
 
-    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> LineClient:
-        return LineClient(reactor, client_endpoint(reactor, host, port, endpoint))
+    def tailer(
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
+    ) -> LineClient:
+        endpoint = client_endpoint(reactor, host, port, endpoint)
+        return LineClient(reactor, endpoint, process_exception=process_exception)
 
 
 plugin = LinesPlugin()

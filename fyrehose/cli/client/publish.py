@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli import running
 from fyrehose.cli.client import sources
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.servers import ADDRESS_HELP, PROTOCOL, TLS, server
 from fyrehose.cli.client.sources import Source
 from fyrehose.cli.client.values import ADDRESSES, DURATION, WholeNumber
@@ -88,7 +88,7 @@ def publish(
     at = server(protocol, addresses[0], tls, addresses[1:])
     status = running.run(
         lambda reactor: publish_from(
-            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.history
+            reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.failures
         )
     )
     sys.exit(status)
@@ -162,7 +162,7 @@ class PublishCounts:
 
 
 async def publish_from(
-    reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, history: ConnectionHistory
+    reactor: Any, publisher: Any, stream: str | None, source: Source, timeout: float, failures: FinalFailures
 ) -> int:
     """Publish every message of ``source`` to ``stream``, and print a summary to standard error.
 
@@ -172,10 +172,12 @@ async def publish_from(
     """
     tally, began = PublishCounts(), reactor.seconds()
     try:
-        await connected(reactor, publisher, timeout, history)
+        await connected(reactor, publisher, timeout, failures)
         with _bar(source, tally, reactor) as advance:
             work = Deferred.fromCoroutine(_publish_all(reactor, publisher, stream, source, tally, advance))
-            await _unless_stalled(reactor, work, tally, timeout, history)
+            if await _unless_stalled(reactor, work, tally, timeout):
+                hint = failures.hint(publisher.problem)
+                raise FyrehoseError(f"{failures} has not acknowledged anything for {timeout:g} s; {hint}")
     except FyrehoseError as error:
         if not tally.published:
             raise
@@ -205,10 +207,8 @@ async def _publish_all(
     await tally.all_settled()
 
 
-async def _unless_stalled(
-    reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float, history: ConnectionHistory
-) -> None:
-    """Wait for ``work``; cancel it if the server refuses the client, or is silent for ``timeout`` seconds."""
+async def _unless_stalled(reactor: Any, work: Deferred[None], tally: PublishCounts, timeout: float) -> bool:
+    """Wait for ``work``; cancel it, and return True, if the server is silent for ``timeout`` seconds."""
     stalled = False
 
     def check() -> None:
@@ -220,17 +220,14 @@ async def _unless_stalled(
     checking = LoopingCall(check)
     checking.clock = reactor
     checking.start(min(timeout / 4, 1.0), now=False)
-    history.watch(work.cancel)
     try:
         await work
-    except CancelledError as error:
-        if history.refused is not None:
-            raise history.refused from error
+    except CancelledError:
         if not stalled:
             raise
-        raise FyrehoseError(f"{history} has not acknowledged anything for {timeout:g} s; {history.hint}") from error
     finally:
         checking.stop()
+    return stalled
 
 
 @contextmanager

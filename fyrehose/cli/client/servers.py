@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
 from fyrehose.cli import candidates
-from fyrehose.cli.client.connections import TIMES, ConnectionHistory, WatchedEndpoint
+from fyrehose.cli.client.failures import TIMES, FinalFailures
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import (
     IClientPlugin,
@@ -47,7 +47,7 @@ class ServerAddress:
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
     :ivar others: hosts and ports of other servers of the same cluster
     :ivar tls: PEM files, if the connection uses TLS: see :func:`fyrehose.cli.client.tls.encrypted`
-    :ivar history: history of the connections to this server
+    :ivar failures: decides which failures of a connection end the command
     """
 
     protocol: str
@@ -56,19 +56,14 @@ class ServerAddress:
     plugin: Any
     tls: tuple[str, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
-    history: ConnectionHistory = attrs.field(init=False)
+    failures: FinalFailures = attrs.field(init=False)
 
-    @history.default
-    def _history(self) -> ConnectionHistory:
+    @failures.default
+    def _failures(self) -> FinalFailures:
         places = [place_text(host, port) for host, port in ((self.host, self.port), *self.others)]
         # Followers close each connection at once, and for a while there may be no leader.
         times = TIMES * ROUNDS * len(places) if self.others else TIMES
-        return ConnectionHistory(
-            f"{self.protocol} at {', '.join(places)}",
-            encrypted=bool(self.tls),
-            times=times,
-            answers=self.plugin.abilities.answers,
-        )
+        return FinalFailures(f"{self.protocol} at {', '.join(places)}", encrypted=bool(self.tls), times=times)
 
     def publisher(self, reactor: Any, stream: str | None, window: int, transaction: int | None = None) -> Any:
         """Return an :class:`fyrehose.interfaces.IPublisher` that is prepared for *stream*.
@@ -79,9 +74,11 @@ class ServerAddress:
         """
         endpoint = self._endpoint(reactor, "publish", "publish into", stream)
         if transaction is None:
-            made = self.plugin.publisher(reactor, self.host, self.port, window, endpoint)
+            made = self.plugin.publisher(reactor, self.host, self.port, window, endpoint, self.failures)
         elif ITransactionalPlugin.providedBy(self.plugin):
-            made = self.plugin.transactional_publisher(reactor, self.host, self.port, window, transaction, endpoint)
+            made = self.plugin.transactional_publisher(
+                reactor, self.host, self.port, window, transaction, endpoint, self.failures
+            )
         else:
             raise ConfigError(f"protocol {self.protocol} has no transactions; leave --transaction out")
         if made is None:
@@ -102,13 +99,14 @@ class ServerAddress:
             raise ConfigError(
                 f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"
             )
-        made = self.plugin.tailer(reactor, self.host, self.port, self._endpoint(reactor, "read", "read", stream))
+        endpoint = self._endpoint(reactor, "read", "read", stream)
+        made = self.plugin.tailer(reactor, self.host, self.port, endpoint, self.failures)
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")
         return made
 
     def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint for a client that publishes to *stream* or reads it; the history records its connections.
+        """Return the endpoint for a client that publishes to *stream* or reads it.
 
         :param alone: the action as errors name it if *stream* is None, because the protocol has only one stream
         :param wanted: the action on *stream* as errors name it, such as ``read``
@@ -118,8 +116,8 @@ class ServerAddress:
             raise ConfigError(
                 f"invalid --stream: the name has {len(os.fsencode(stream))} bytes; expected 1 to {MAX_NAME} bytes"
             )
-        self.history.servers_own = stream is not None and stream.startswith(".")
-        self.history.wanted = alone if stream is None else f"{wanted} {stream!r}"
+        self.failures.servers_own = stream is not None and stream.startswith(".")
+        self.failures.wanted = alone if stream is None else f"{wanted} {stream!r}"
         own = self.plugin.abilities.own_connections
         if self.others and own:
             raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
@@ -128,17 +126,17 @@ class ServerAddress:
         if own:
             return None
         places = ((self.host, self.port), *self.others)
-        endpoints = [self._watched(reactor, host, port) for host, port in places]
+        endpoints = [self._one_server(reactor, host, port) for host, port in places]
         return AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
 
-    def _watched(self, reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+    def _one_server(self, reactor: Any, host: str, port: int) -> Any:
         """Return the endpoint of one server, with TLS if --tls was given."""
         endpoint: Any = HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT if self.others else 30)
         if self.tls:
             from fyrehose.cli.client.tls import encrypted
 
             endpoint = encrypted(endpoint, host, self.tls)
-        return WatchedEndpoint(endpoint, self.history, reactor)
+        return endpoint
 
 
 def protocol_to_tail(place: tuple[str, int | None]) -> str:

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli import candidates, running
 from fyrehose.cli.client import formats
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.formats import Format
 from fyrehose.cli.client.servers import ADDRESS_HELP, TLS, protocol_to_tail, server
 from fyrehose.cli.client.values import ADDRESSES, DURATION, SINCE, WholeNumber
@@ -92,7 +92,7 @@ def tail(
             count,
             idle,
             timeout,
-            at.history,
+            at.failures,
             since,
             named,
         ).run()
@@ -191,7 +191,7 @@ class Tailing:
     left: int | None
     idle: float | None
     timeout: float
-    history: ConnectionHistory
+    failures: FinalFailures
     since: int | None = None
     named: NamedTail | None = None
     output: Output = attrs.field(init=False)
@@ -218,8 +218,8 @@ class Tailing:
         tailer.subscribe(self.stream, self.take, self.since, self.lost, **named)
         output = self.output = Output(worker(self.reactor).call, tailer)
         try:
-            await connected(self.reactor, tailer, self.timeout, self.history)
-            self.history.watch(lambda: output.end(self.history.refused))
+            await connected(self.reactor, tailer, self.timeout, self.failures)
+            self.failures.watch(lambda: output.end(self.failures.final))
             self.start_timers()
             await output.ended
             await output.drained()
@@ -289,8 +289,9 @@ class Tailing:
             click.echo(f"fyrehose: stream {stream!r} does not exist yet; waiting for its first message", err=True)
 
     def _end_idle(self) -> None:
-        broken = f"connection to {self.history} lost: {self.history.hint}" if self.history.broken else None
-        self._short = broken or self.tailer.shortfall(False)
+        problem = self.tailer.problem
+        broken = f"connection to {self.failures} lost: {problem}" if problem else ""
+        self._short = self.tailer.shortfall(False) or broken
         self.output.end()
 
 

@@ -20,6 +20,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
@@ -110,15 +111,26 @@ class BackbonePlugin:
         return BackboneService(port, protocol)
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> BackboneClient:
         options = BackboneOptions(window=window, retries=RETRIES)
-        return BackboneClient(reactor, host, port, options=options)
+        return BackboneClient(reactor, host, port, options=options, process_exception=process_exception)
 
     def tailer(
-        self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> BackboneClient:
-        return BackboneClient(reactor, host, port)
+        return BackboneClient(reactor, host, port, process_exception=process_exception)
 
 
 plugin = BackbonePlugin()

@@ -26,13 +26,14 @@ from uuid import UUID
 import attrs
 import zmq
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Client, ConnectionFailed, WrongProtocol
+from fyrehose.net.clients import Client, ConnectionFailed, Unreachable, WrongProtocol
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
@@ -83,19 +84,15 @@ class PubUnconfirmed(PublishError):
     retriable = True
 
 
-class EventBusUnreachable(FyrehoseError):
-    """The event bus does not answer, or has closed a connection; libzmq tries again."""
-
-
 class KeyRefused(FyrehoseError):
     """The event bus does not accept the client's CURVE key, or has another key itself."""
 
 
 #: The events of a socket that say why there is no connection.
-FAILURES = {
-    DISCONNECTED: EventBusUnreachable("the server closed the connection"),
-    RETRIED: EventBusUnreachable("no connection could be made"),
-    FAILED: EventBusUnreachable("the handshake failed"),
+FAILURES: dict[zmq.Event, Exception] = {
+    DISCONNECTED: ConnectionDone(),
+    RETRIED: Unreachable("no connection could be made"),
+    FAILED: ConnectionLost(),
     FAILED_PROTOCOL: WrongProtocol("the server does not speak ZeroMQ, or uses CURVE keys"),
     FAILED_AUTH: KeyRefused("the server does not accept the client's key"),
 }

@@ -16,6 +16,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.imports import EVENTBUS
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
@@ -69,23 +70,34 @@ class EventBusPlugin:
         return EventBusService(reactor, broker, host, port, settings)
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> EventBusClient:
         """Return a client that publishes, and subscribes only to confirm what it has published."""
-        return self._client(reactor, host, port, subscribe=False, window=window)
+        return self._client(reactor, host, port, process_exception, subscribe=False, window=window)
 
     def tailer(
-        self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> EventBusClient:
         """Return a client that subscribes."""
-        return self._client(reactor, host, port)
+        return self._client(reactor, host, port, process_exception)
 
-    def _client(self, reactor: Any, host: str, port: int, **options: Any) -> EventBusClient:
+    def _client(self, reactor: Any, host: str, port: int, decide: ProcessException, **options: Any) -> EventBusClient:
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.client import EventBusClient
         from fyrehose.protocols.eventbus.session import EventBusOptions
 
-        return EventBusClient(reactor, host, port, options=EventBusOptions(**options))
+        return EventBusClient(reactor, host, port, options=EventBusOptions(**options), process_exception=decide)
 
 
 plugin = EventBusPlugin()

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.figg.client import FiggClient
@@ -32,12 +33,26 @@ class FiggPlugin:
         return TCPService(reactor, PROTOCOL, endpoint, FiggFactory(broker, settings, reactor))
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> FiggClient:
-        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint), window=window)
+        connect_to = client_endpoint(reactor, host, port, endpoint)
+        return FiggClient(reactor, connect_to, window=window, process_exception=process_exception)
 
-    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> FiggClient:
-        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint))
+    def tailer(
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
+    ) -> FiggClient:
+        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint), process_exception=process_exception)
 
 
 plugin = FiggPlugin()

@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IWorkPlugin
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint, place_text
 from fyrehose.protocols.http.client import HttpTailer
@@ -28,18 +29,33 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[HttpSettings] = HttpSettings
-    abilities: Abilities = Abilities(consumes=True, patterns=True, answers=True)
+    abilities: Abilities = Abilities(consumes=True, patterns=True)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> HttpPublisher:
-        return HttpPublisher(reactor, client_endpoint(reactor, host, port, endpoint), place_text(host, port), window)
+        endpoint = client_endpoint(reactor, host, port, endpoint)
+        return HttpPublisher(reactor, endpoint, place_text(host, port), window, process_exception=process_exception)
 
-    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> HttpTailer:
-        return HttpTailer(reactor, client_endpoint(reactor, host, port, endpoint), place_text(host, port))
+    def tailer(
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
+    ) -> HttpTailer:
+        endpoint = client_endpoint(reactor, host, port, endpoint)
+        return HttpTailer(reactor, endpoint, place_text(host, port), process_exception=process_exception)
 
     def worker(self, reactor: Any, endpoint: IStreamClientEndpoint, authority: str, token: str | None) -> WorkClient:
         return WorkClient(reactor, endpoint, authority, token)

@@ -10,6 +10,7 @@ from zope.interface import implementer
 
 from fyrehose.imports import LUMBERJACK
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.lumberjack.client import LumberjackClient
@@ -37,14 +38,31 @@ class LumberjackPlugin:
         return TCPService(reactor, PROTOCOL, endpoint, LumberjackFactory(broker, settings, reactor))
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> LumberjackClient:
         each = max(1, window // PIPELINING)
         return LumberjackClient(
-            reactor, [client_endpoint(reactor, host, port, endpoint)], window=each, pipelining=PIPELINING
+            reactor,
+            [client_endpoint(reactor, host, port, endpoint)],
+            window=each,
+            pipelining=PIPELINING,
+            process_exception=process_exception,
         )
 
-    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> None:
+    def tailer(
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
+    ) -> None:
         """Return None: the protocol cannot subscribe."""
 
 

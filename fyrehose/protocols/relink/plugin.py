@@ -11,6 +11,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities, IBroker, ITransactionalPlugin
+from fyrehose.net.clients import ProcessException, process_exception
 from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import PROTOCOL
@@ -52,12 +53,30 @@ class RelinkPlugin:
         return RelinkService(reactor, endpoint, RelinkFactory(broker, settings, reactor, registry))
 
     def publisher(
-        self, reactor: Any, host: str, port: int, window: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> RelinkClient:
-        return RelinkClient(reactor, client_endpoint(reactor, host, port, endpoint), limits=LinkLimits(window=window))
+        return RelinkClient(
+            reactor,
+            client_endpoint(reactor, host, port, endpoint),
+            limits=LinkLimits(window=window),
+            process_exception=process_exception,
+        )
 
     def transactional_publisher(
-        self, reactor: Any, host: str, port: int, window: int, size: int, endpoint: IStreamClientEndpoint | None = None
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        window: int,
+        size: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
     ) -> TransactionalPublisher:
         """Return a publisher that commits *size* messages at a time.
 
@@ -66,10 +85,25 @@ class RelinkPlugin:
         if size > LinkLimits().backlog:
             raise ConfigError(f"a transaction of {size} messages is too large; the limit is {LinkLimits().backlog}")
         limits = LinkLimits(window=max(window, size))
-        return TransactionalPublisher(reactor, client_endpoint(reactor, host, port, endpoint), limits=limits, size=size)
+        return TransactionalPublisher(
+            reactor,
+            client_endpoint(reactor, host, port, endpoint),
+            limits=limits,
+            size=size,
+            process_exception=process_exception,
+        )
 
-    def tailer(self, reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None) -> RelinkReader:
-        return RelinkReader(reactor, client_endpoint(reactor, host, port, endpoint))
+    def tailer(
+        self,
+        reactor: Any,
+        host: str,
+        port: int,
+        endpoint: IStreamClientEndpoint | None = None,
+        process_exception: ProcessException = process_exception,
+    ) -> RelinkReader:
+        return RelinkReader(
+            reactor, client_endpoint(reactor, host, port, endpoint), process_exception=process_exception
+        )
 
 
 plugin = RelinkPlugin()

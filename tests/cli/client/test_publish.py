@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.publish import publish_from
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 
 
 class Publisher:
     """A publisher that acknowledges messages when the test calls :meth:`acknowledge`."""
+
+    problem = "no connection yet"
 
     def __init__(self, window: int = 3) -> None:
         self.window = window
@@ -87,9 +87,9 @@ class Run:
     def __init__(self, publisher: Publisher, source: Any, timeout: float = 10.0) -> None:
         self.clock = Clock()
         self.outcome: list[Any] = []
-        self.history = ConnectionHistory("figg at h:1", "publish")
+        self.failures = FinalFailures("figg at h:1", "publish")
         self.deferred = Deferred.fromCoroutine(
-            publish_from(self.clock, publisher, "notes", source, timeout, self.history)
+            publish_from(self.clock, publisher, "notes", source, timeout, self.failures)
         )
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
@@ -157,27 +157,17 @@ def test_silent_server_is_an_error_after_the_timeout() -> None:
     run.clock.advance(5)
     assert [str(error) for error in run.outcome] == [
         (
-            "figg at h:1 did not answer within 5 s; is the server running and reachable, "
+            "figg at h:1 did not answer within 5 s; no connection yet; is the server running and reachable, "
             "and does its access policy allow this client?"
         )
     ]
 
 
-def test_refused_connections_are_an_error() -> None:
-    run = Run(Publisher(), Messages(b"a"))
-    for _ in range(3):
-        run.history.made()
-        run.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in run.outcome] == [str(run.history.refused)]
-    assert "its access policy may not allow 10.0.0.1 to publish," in str(run.outcome[0])
-    assert not run.clock.getDelayedCalls()
-
-
-def test_connections_refused_after_publishing_are_reported_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    run = Run(connected(Publisher()), Messages(b"a", b"b"))
-    for _ in range(3):
-        run.history.made()
-        run.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
+def test_final_failure_after_publishing_is_reported_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    publisher = connected(Publisher())
+    run = Run(publisher, Messages(b"a", b"b"))
+    for _ in range(2):
+        publisher.acknowledge(FyrehoseError("figg at h:1 closes each connection at once"))
     assert run.outcome == [1]
     assert "0 acknowledged, 2 not acknowledged: figg at h:1 closes each connection at once" in capsys.readouterr().err
     assert not run.clock.getDelayedCalls()

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from twisted.internet.error import ConnectionRefusedError as NobodyListens
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
-from fyrehose.cli.client.connections import TIMES
+from fyrehose.cli.client.failures import TIMES
 from fyrehose.cli.client.servers import ROUNDS, ServerAddress, protocol_to_tail, server
 from fyrehose.cli.client.tls import encrypted
 from fyrehose.cli.client.values import ADDRESSES
 from fyrehose.cli.command import main
-from fyrehose.errors import Closed, ConfigError
+from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities
 from fyrehose.testing.certificates import Authority
 
@@ -35,8 +36,8 @@ def plugin(publisher: Any = None, tailer: Any = None) -> Any:
 
 
 def test_default_port_is_that_of_the_protocol() -> None:
-    assert str(server("backbone", ("127.0.0.1", None)).history) == "backbone at 127.0.0.1:2323"
-    assert str(server("figg", ("::1", 5)).history) == "figg at [::1]:5"
+    assert str(server("backbone", ("127.0.0.1", None)).failures) == "backbone at 127.0.0.1:2323"
+    assert str(server("figg", ("::1", 5)).failures) == "figg at [::1]:5"
 
 
 @pytest.mark.parametrize("tls", ["", ",", "ca.pem,", "ca.pem,,key.pem"])
@@ -58,10 +59,10 @@ def test_missing_publisher_or_subscriber_of_a_protocol_is_reported() -> None:
 def test_clients_are_made_for_the_stream_and_errors_name_it() -> None:
     publisher, tailer = Publisher(), object()
     both = ServerAddress("figg", "h", 1, plugin(publisher, tailer))
-    assert (both.publisher(MemoryReactorClock(), None, 1), both.history.wanted) == (publisher, "publish")
-    assert (both.publisher(MemoryReactorClock(), "a", 1), both.history.wanted) == (publisher, "publish into 'a'")
+    assert (both.publisher(MemoryReactorClock(), None, 1), both.failures.wanted) == (publisher, "publish")
+    assert (both.publisher(MemoryReactorClock(), "a", 1), both.failures.wanted) == (publisher, "publish into 'a'")
     assert publisher.streams == [None, "a"]
-    assert (both.tailer(MemoryReactorClock(), "a\x1b"), both.history.wanted) == (tailer, r"read 'a\x1b'")
+    assert (both.tailer(MemoryReactorClock(), "a\x1b"), both.failures.wanted) == (tailer, r"read 'a\x1b'")
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "\u00e4" * 128])
@@ -115,15 +116,21 @@ def test_a_client_with_several_addresses_goes_to_the_next_one(protocol: str) -> 
         client.subscribe(stream, lambda run: None)
     else:
         client = at.publisher(reactor, stream, 10)
-    client.connect().addErrback(lambda failure: failure.trap(Closed))
+    ended: list[str] = []
+    client.connect().addErrback(lambda failure: ended.append(failure.getErrorMessage()))
     assert [port for _, port, *_ in reactor.tcpClients] == [1]
     reactor.connectors[0].stopConnecting()
     factory = reactor.tcpClients[0][2]
-    factory.clientConnectionFailed(reactor.connectors[0], Failure(ConnectionRefusedError(111, "refused")))
+    factory.clientConnectionFailed(reactor.connectors[0], Failure(NobodyListens(111)))
     reactor.advance(1.0)
     assert [port for _, port, *_ in reactor.tcpClients] == [1, 2]
-    assert "refused" in at.history.hint.lower()
-    client.close()
+    factory = reactor.tcpClients[1][2]
+    reactor.connectors[1].stopConnecting()
+    factory.clientConnectionFailed(reactor.connectors[1], Failure(NobodyListens(111)))
+    reactor.advance(1.0)
+    (text,) = ended
+    assert text.startswith(f"cannot connect to {protocol} at 10.0.0.1:1, 10.0.0.2:2: Connection refused; ")
+    assert len(reactor.tcpClients) == 2
 
 
 def test_addresses_are_separated_by_commas() -> None:
@@ -134,9 +141,9 @@ def test_addresses_are_separated_by_commas() -> None:
 
 def test_followers_that_close_connections_do_not_count_as_a_refusal_at_once() -> None:
     at = server("figg", ("10.0.0.1", None), others=[("10.0.0.2", 9), ("::1", None)])
-    assert at.history.name == "figg at 10.0.0.1:8119, 10.0.0.2:9, [::1]:8119"
-    assert at.history.times == 3 * ROUNDS * TIMES
-    assert server("figg", ("10.0.0.1", None)).history.times == TIMES
+    assert at.failures.name == "figg at 10.0.0.1:8119, 10.0.0.2:9, [::1]:8119"
+    assert at.failures.times == 3 * ROUNDS * TIMES
+    assert server("figg", ("10.0.0.1", None)).failures.times == TIMES
 
 
 @pytest.mark.parametrize("protocol", ["backbone", "eventbus"])

@@ -12,10 +12,11 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.cli.client.connections import ConnectionHistory
+from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.formats import text
 from fyrehose.cli.client.tail import HIGH, LOW, NamedTail, Tailing
 from fyrehose.errors import FyrehoseError
+from fyrehose.net.clients import ConnectionFailed
 from fyrehose.records import Run
 
 
@@ -25,6 +26,7 @@ class Tailer:
     absent = False
 
     def __init__(self) -> None:
+        self.problem = ""
         self.connecting: Deferred[None] = Deferred()
         self.told: list[str] = []
         self.missing = ""
@@ -68,9 +70,9 @@ class Follower:
         self.outcome: list[Any] = []
         monkeypatch.setattr("fyrehose.cli.client.tail.worker", lambda reactor: self)
         monkeypatch.setattr("fyrehose.cli.client.tail._write", lambda fd, data: self.written.append(data))
-        self.history = ConnectionHistory("figg at h:1")
+        self.failures = FinalFailures("figg at h:1")
         self.tailer = Tailer()
-        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.history, since, named)
+        made = Tailing(self.clock, self.tailer, "notes", text, count, idle, 5.0, self.failures, since, named)
         self.deferred = Deferred.fromCoroutine(made.run())
         self.deferred.addCallbacks(self.outcome.append, lambda failure: self.outcome.append(failure.value))
 
@@ -215,8 +217,8 @@ def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyP
     follower.clock.advance(5)
     assert [str(error) for error in follower.outcome] == [
         (
-            "figg at h:1 did not answer within 5 s; is the server running and reachable, "
-            "and does its access policy allow this client?"
+            "figg at h:1 did not answer within 5 s; the connection is open: is that a port of protocol figg? "
+            "See the server's log"
         )
     ]
     assert follower.tailer.told == ["close"]
@@ -224,9 +226,8 @@ def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyP
 
 def test_refused_connections_are_an_error(follower: Follower) -> None:
     for _ in range(3):
-        follower.history.made()
-        follower.history.lost(0.1, "10.0.0.1", Failure(ConnectionDone()))
-    assert [str(error) for error in follower.outcome] == [str(follower.history.refused)]
+        follower.failures(ConnectionFailed(ConnectionDone(), 0.1))
+    assert [str(error) for error in follower.outcome] == [str(follower.failures.final)]
     assert follower.tailer.told == ["close"]
 
 
@@ -282,13 +283,12 @@ def test_shortfall_of_the_protocol_is_an_error_unless_count_is_reached(
 
 def test_idle_on_a_lost_connection_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     follower = Follower(monkeypatch, idle=3)
-    follower.history.made()
     follower.connect()
-    follower.history.lost(60.0, "10.0.0.1", Failure(ConnectionDone()))
+    follower.tailer.problem = "the connection was lost"
     follower.clock.advance(3)
     [error] = follower.outcome
     assert isinstance(error, FyrehoseError)
-    assert "connection to figg at h:1 lost" in str(error)
+    assert str(error) == "records are missing: connection to figg at h:1 lost: the connection was lost"
 
 
 def consumed(follower: Follower, payload: bytes) -> list[Any]:
