@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from fyrehose.cli.client import stats, streams
-from fyrehose.cli.client.remote import RemoteServer
+from fyrehose.cli.client import stats
+from fyrehose.cli.client.streams import PAGE
 from fyrehose.cli.command import main
-from fyrehose.errors import FyrehoseError
 from tests.doubles.answering import Answering, own, proxy
 
 
@@ -74,34 +76,37 @@ def status(**changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Replace the server by one that answers every request; return the requests so far."""
-    found: list[tuple[str, str, int]] = []
-
-    def answer(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
-        found.append((asker.url, match, limit))
-        return status()
-
-    monkeypatch.setattr(RemoteServer, "status", answer)
-    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=lambda seconds: None))
-    return found
-
-
 def run(*words: str) -> str:
     result = CliRunner().invoke(main, words, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
-    said = run("streams", "ord", "--limit", "7", "--url", "http://elsewhere:1")
-    assert asked == [("http://elsewhere:1", "ord", 7)]
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    """Return a server that answers every request with the status."""
+    with Answering(repeat(own(status()))) as answering:
+        yield answering
+
+
+def shown(found: dict[str, Any], *words: str) -> str:
+    """Return what a command shows of a server whose status is *found*."""
+    with Answering(repeat(own(found))) as answering:
+        return run(*words, "--url", answering.url)
+
+
+def targets(server: Answering) -> list[str]:
+    """Return the targets of the requests that *server* has got."""
+    return [target for _, target, _, _ in server.requests]
+
+
+def test_streams_are_listed_as_a_table(server: Answering) -> None:
+    said = run("streams", "ord", "--limit", "7", "--url", server.url)
+    assert targets(server) == ["/api/status?match=ord&limit=7"]
     _, head, line, more = said.splitlines()
     assert head.split() == ["stream", "first", "last", "/s", "size/s", "size", "oldest", "newest", "subscribers"]
     assert " ".join(line.split()) == "orders\\x1b[2J 1 123456 7.2 2.0 KiB 1.0 MiB 1 d 1 h 0 s 2"
     assert more == "1 of 3 streams; raise --limit, or pass a part of the name"
-    assert asked[0][0] == "http://elsewhere:1"
 
 
 @pytest.mark.parametrize(
@@ -115,55 +120,46 @@ def test_streams_are_listed_as_a_table(asked: list[Any]) -> None:
         (93_599.0, "1 d 1 h"),
     ],
 )
-def test_ages_leave_out_a_part_that_is_zero(monkeypatch: pytest.MonkeyPatch, age: float, text: str) -> None:
+def test_ages_leave_out_a_part_that_is_zero(age: float, text: str) -> None:
     made = status()
     made["streams"]["listed"][0]["oldest_age"] = age
-    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: made)
-    assert f" MiB {text} 0 s 2" in " ".join(run("streams").splitlines()[2].split())
+    assert f" MiB {text} 0 s 2" in " ".join(shown(made, "streams").splitlines()[2].split())
 
 
-def test_more_streams_than_one_answer_holds_are_fetched_page_by_page(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "PAGE", 2)
-    rates = {"e": None, "d": 0.0, "c": 7.0, "b": 3.0, "a": None}
-    there = [{**status()["streams"]["listed"][0], "name": name, "rate": rate} for name, rate in rates.items()]
-    pages: list[int] = []
-
-    def answer(asker: RemoteServer, match: str, page: int, limit: int) -> dict[str, Any]:
-        pages.append(page)
-        assert (match, limit) == ("x", 2)
-        return {"listed": there[2 * page : 2 * page + 2]}
-
-    monkeypatch.setattr(RemoteServer, "streams", answer)
-    lines = run("streams", "x", "--limit", "4", "--format", "json").splitlines()
-    assert [json.loads(line)["name"] for line in lines] == ["c", "b", "a", "d"]
-    assert pages == [0, 1, 2]
-    assert asked == [("http://127.0.0.1:8118", "x", 2)] * len(asked)
+def test_more_streams_than_one_answer_holds_are_fetched_page_by_page() -> None:
+    row = status()["streams"]["listed"][0]
+    there = [{**row, "name": f"{n:04}", "rate": None if n % 2 else float(n)} for n in range(2 * PAGE + 1)]
+    first = status()
+    first["streams"] |= {"matching": len(there), "listed": [{**row, "rate": 0.0}]}
+    pages = [{"listed": there[at : at + PAGE]} for at in range(0, len(there), PAGE)]
+    with Answering([own(answer) for answer in (first, *pages)]) as server:
+        lines = run("streams", "x", "--limit", str(len(there)), "--format", "json", "--url", server.url).splitlines()
+    busy = [f"{n:04}" for n in range(2 * PAGE, 0, -2)]
+    quiet = sorted({each["name"] for each in there} - set(busy))
+    assert [json.loads(line)["name"] for line in lines] == [*busy, *quiet]
+    asked = [f"/api/streams?match=x&page={page}&limit={PAGE}" for page in range(3)]
+    assert targets(server) == [f"/api/status?match=x&limit={PAGE}", *asked]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_hidden_stream_names_are_an_error(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_hidden_stream_names_are_an_error(form: str) -> None:
     hidden = {**status(), "streams": {"total": 3, "matching": 3, "listed": [], "hidden": True}}
-    monkeypatch.setattr(RemoteServer, "status", lambda *_: hidden)
-    result = CliRunner().invoke(main, ["streams", "--format", form])
+    with Answering([own(hidden)]) as server:
+        result = CliRunner().invoke(main, ["streams", "--format", form, "--url", server.url])
     assert result.exit_code == 1
     assert "hides the names of its 3 streams from this client; set admin.token-file on the server" in result.output
 
 
-def test_streams_are_printed_as_json(asked: list[Any]) -> None:
-    assert json.loads(run("streams", "--format", "json")) == status()["streams"]["listed"][0]
+def test_streams_are_printed_as_json() -> None:
+    assert json.loads(shown(status(), "streams", "--format", "json")) == status()["streams"]["listed"][0]
 
 
-def test_request_is_repeated_until_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_repeated_until_rates_are_known() -> None:
     unknown = status()
     unknown["streams"]["listed"][0] = {**unknown["streams"]["listed"][0], "rate": None}
-    answers = [status(), unknown]
-    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: answers.pop())
-    slept: list[float] = []
-    monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=slept.append))
-    assert "7.2" in run("streams")
-    assert slept == [stats.SECOND]
+    with Answering([own(unknown), own(status())]) as server:
+        assert "7.2" in run("streams", "--url", server.url)
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,8 +175,8 @@ def test_state_of_a_subscriber_says_when_it_is_disconnected(subscriber: dict[str
     assert stats._state(subscriber) == state
 
 
-def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
-    said = " ".join(run("stats").split())
+def test_stats_shows_the_whole_status() -> None:
+    said = " ".join(shown(status(), "stats").split())
     for part in (
         "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
         "commits: half within 0.25 ms, 99% within 2.5 s",
@@ -194,29 +190,27 @@ def test_stats_shows_the_whole_status(asked: list[Any]) -> None:
         "figg 10.0.0.1:5 orders 4 1,234 waits for the client",
     ):
         assert part in said
-    assert json.loads(run("stats", "--format", "json")) == status()
+    assert json.loads(shown(status(), "stats", "--format", "json")) == status()
 
 
 @pytest.mark.parametrize(
     ("columns", "numbers"), [("80", "3 2 0 1,500 25 ms -"), ("110", "3 2 0 1,500 1.9 MiB 10 25 ms - 0 5")]
 )
-def test_protocols_have_the_columns_that_fit(asked: list[Any], columns: str, numbers: str) -> None:
-    result = CliRunner().invoke(main, ["stats"], env={"COLUMNS": columns})
+def test_protocols_have_the_columns_that_fit(server: Answering, columns: str, numbers: str) -> None:
+    result = CliRunner().invoke(main, ["stats", "--url", server.url], env={"COLUMNS": columns})
     lines = result.output.splitlines()
     [line] = [" ".join(line.split()) for line in lines if line.startswith("lumberjack  ") and "too-large" not in line]
     assert line == f"lumberjack {numbers}"
 
 
-def test_failed_journal_without_durability_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_journal_without_durability_is_shown() -> None:
     journal = {"state": "failed", "commit_p50": None, "commit_p99": None}
-    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
-    assert "journal failed, durability unknown" in run("stats")
+    assert "journal failed, durability unknown" in shown(status(journal=journal), "stats")
 
 
-def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_shows_the_role_in_a_cluster() -> None:
     journal = status()["journal"] | {"cluster": {"summary": "b follows a\x1b[2J, epoch 7"}}
-    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: status(journal=journal))
-    said = run("stats")
+    said = shown(status(journal=journal), "stats")
     assert "cluster: b follows a" in said
     assert "\x1b" not in said
 
@@ -224,25 +218,22 @@ def test_stats_shows_the_role_in_a_cluster(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("full_in", "said"), [(365 * 86_400.0, "full in 365 d\n"), (148_821 * 86_400.0, "full in more than a year\n")]
 )
-def test_forecast_of_years_until_the_disk_is_full_is_not_shown_in_days(
-    monkeypatch: pytest.MonkeyPatch, full_in: float, said: str
-) -> None:
+def test_forecast_of_years_until_the_disk_is_full_is_not_shown_in_days(full_in: float, said: str) -> None:
     distant = status()
     distant["journal"]["full_in"] = full_in
-    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: distant)
-    assert said in run("stats")
+    assert said in shown(distant, "stats")
 
 
-def test_top_stops_after_count_updates(asked: list[Any]) -> None:
-    said = run("top", "--count", "3")
-    assert len(asked) == 3
+def test_top_stops_after_count_updates(server: Answering) -> None:
+    said = run("top", "--count", "3", "--interval", "0.5", "--url", server.url)
+    assert len(server.requests) == 3
     assert "orders\\x1b[2J" in said
     assert "waits for the client" in said
-    lines = run("top", "--count", "2", "--format", "json").splitlines()
+    lines = shown(status(), "top", "--count", "2", "--interval", "0.5", "--format", "json").splitlines()
     assert [json.loads(line) for line in lines] == [status(), status()]
 
 
-def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_fits_80_columns() -> None:
     full = status()
     full["journal"] |= {
         "size": 900 << 40,
@@ -252,31 +243,31 @@ def test_top_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "commit_p99": 12.34,
     }
     full["subscribers"] |= {"total": 300_000, "lag": 1 << 47}
-    monkeypatch.setattr(RemoteServer, "status", lambda *_, **__: full)
-    result = CliRunner().invoke(main, ["top", "--count", "1"], env={"COLUMNS": "80"})
+    with Answering([own(full)]) as server:
+        result = CliRunner().invoke(main, ["top", "--count", "1", "--url", server.url], env={"COLUMNS": "80"})
     head = result.output.split("\n\n")[0].splitlines()
     assert [line.split()[0] for line in head] == ["fyrehose", "commits:", "journal", "memory", "streams:"]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_top_ends_by_ctrl_c(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_top_ends_by_ctrl_c(server: Answering, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RemoteServer, "status", lambda asker, match="", limit=200: status())
     monkeypatch.setattr(stats, "time", SimpleNamespace(sleep=interrupted))
-    assert "orders" in run("top", "--format", form)
+    assert "orders" in run("top", "--format", form, "--url", server.url)
 
 
 @pytest.mark.parametrize("command", ["streams", "stats", "top"])
-def test_unreachable_server_is_one_line(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    def silent(asker: RemoteServer, match: str = "", limit: int = 200) -> dict[str, Any]:
-        raise FyrehoseError("it cannot be reached")
-
-    monkeypatch.setattr(RemoteServer, "status", silent)
-    result = CliRunner().invoke(main, [command])
+def test_unreachable_server_is_one_line(command: str) -> None:
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = CliRunner().invoke(main, [command, "--url", url])
     assert result.exit_code == 1
-    assert result.stderr == "fyrehose: it cannot be reached\n"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("fyrehose: ")
+    assert url in line
 
 
 def test_top_waits_for_a_server_that_has_answered_and_says_why() -> None:
