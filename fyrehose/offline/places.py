@@ -287,7 +287,7 @@ class _Connection:
                 known = {} if self.token is None else {"Authorization": authorization(self.token)}
                 self._http.request(method, path, body or None, {**known, **(headers or {})})
                 answer = self._http.getresponse()
-                return self._checked(path, answer.status, answer.read())
+                return self._checked(path, answer.status, answer.getheader("Content-Type", ""), answer.read())
             except (OSError, HTTPException) as error:
                 self.close()
                 if attempt == TRIES - 1:
@@ -308,7 +308,9 @@ class _Connection:
         except (ValueError, InvalidURL) as error:
             raise ConfigError(f"invalid address {self.url!r}: expected http://HOST:PORT") from error
 
-    def _checked(self, path: str, status: int, data: bytes) -> bytes:
+    def _checked(self, path: str, status: int, media_type: str, data: bytes) -> bytes:
+        if status == 404 and media_type != "application/json":  # A proxy does not know whether a file was deleted.
+            raise JournalUnreachable(f"{self.url} is no `fyrehose journal serve`, or a proxy answered for it with 404")
         if status == 404:
             raise Missing(self.url + path)
         if status == 416:

@@ -22,6 +22,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.offline import places
 from fyrehose.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
 from fyrehose.offline.serve import ServeFactory
+from tests.doubles.answering import Answering, proxy
 
 Opener = Callable[..., Any]
 
@@ -99,7 +100,8 @@ class Local:
 
     def getresponse(self) -> SimpleNamespace:
         head, _, body = self._answer.partition(b"\r\n\r\n")
-        return SimpleNamespace(status=int(head.split()[1]), read=lambda: body)
+        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+        return SimpleNamespace(status=int(head.split()[1]), getheader=fields.get, read=lambda: body)
 
     def close(self) -> None:
         pass
@@ -217,6 +219,11 @@ def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
         with pytest.raises(ConfigError, match="http://HOST:PORT"):
             RemoteJournal(wrong).view()
+
+
+def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None:
+    with Answering([proxy(404)]) as there, pytest.raises(JournalUnreachable, match="a proxy answered for it with 404"):
+        RemoteJournal(there.url).open(0, 100)
 
 
 @pytest.mark.parametrize(
