@@ -9,7 +9,7 @@ import pwd
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fyrehose import kernels
 from fyrehose.errors import JournalError, JournalFull, JournalLocked, JournalUnusable
@@ -38,7 +38,12 @@ _GET_GENERATION = 0x80087601
 
 
 class Files:
-    """The system calls of the journal; each raises OSError only."""
+    """The system calls of the journal; each raises OSError only.
+
+    :cvar piece: how many bytes :meth:`pieces` reads at once
+    """
+
+    piece: ClassVar[int] = PIECE
 
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
@@ -139,7 +144,7 @@ class Files:
 
     def pieces(self, fd: int, start: int, stop: int) -> Iterator[bytes]:
         """Yield the bytes between the offsets *start* and *stop* in pieces, up to the end of the file."""
-        while start < stop and (piece := self.read(fd, min(PIECE, stop - start), start)):
+        while start < stop and (piece := self.read(fd, min(self.piece, stop - start), start)):
             yield piece
             start += len(piece)
 

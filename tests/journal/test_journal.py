@@ -28,7 +28,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.commit import COMMIT
 from fyrehose.journal.copies import RESTORING
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
@@ -821,25 +821,22 @@ def test_no_sync_runs_after_a_failed_one(open_journal, logged_errors) -> None:
 class TestWatching:
     @pytest.mark.parametrize("least", [0, 1 << 20])
     def test_journal_continues_and_warns_once_when_the_free_space_is_unknown(
-        self, open_journal, monkeypatch, log_lines: list[str], least: int
+        self, open_journal, log_lines: list[str], least: int
     ) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, min_free=least)
         said = "cannot determine the free space of the disk, so none is assumed: Input/output error"
 
-        def free(directory: Path) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-        monkeypatch.setattr(files, "free", free)
+        files.name, files.nth, files.times = "free", 1, 1000
         bench.clock.pump([1, 1, 1])
         assert bench.journal.state is JournalState.READ_ONLY
         assert bench.journal.status().free is None
         assert log_lines.count(said) == 1
-        monkeypatch.undo()
+        files.name = ""
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.WRITABLE
         assert bench.journal.status().free > 0
-        monkeypatch.setattr(files, "free", free)
+        files.name = "free"
         bench.clock.advance(1)
         assert log_lines.count(said) == 2, "it had answered in between"
 
@@ -951,12 +948,19 @@ def test_a_failed_journal_syncs_nothing_any_more(open_journal, logged_errors) ->
     assert len(logged_errors.take()) == 1
 
 
-def test_a_journal_whose_check_has_failed_is_closed(open_journal, monkeypatch, logged_errors) -> None:
-    files = Files()
+def test_a_journal_whose_check_has_failed_is_closed(open_journal, logged_errors) -> None:
+
+    class Broken(SteppedFiles):
+        broken = False
+
+        def is_linked(self, fd: int) -> bool:
+            return super().is_linked(fd) if not self.broken else bool(1 // 0)
+
+    files = Broken()
     bench = open_journal(files)
-    monkeypatch.setattr(files, "is_linked", lambda fd: 1 // 0)
+    files.broken = True
     bench.clock.advance(1)
-    monkeypatch.undo()
+    files.broken = False
     assert len(logged_errors.take()) == 1
     bench.close()
     assert bench.journal.state is JournalState.CLOSED

@@ -21,6 +21,7 @@ from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from tests.doubles.appending import append_runs
 from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
+from tests.doubles.files import CountedFiles
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
@@ -106,7 +107,7 @@ def test_batches_behind_damage_are_each_read_once(open_journal, monkeypatch) -> 
     assert sum(read) < 10 * (1 << 20)
 
 
-def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None:
+def test_a_large_range_is_set_aside_in_pieces(open_journal) -> None:
     bench = open_journal(segment_size=1 << 20)
     for i in range(400):
         bench.append(b"%03d" % i + b"." * 10_000)
@@ -115,19 +116,15 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal, monkeypatch) -> None
     lost = sum(segment.size for segment in found[1:4])
     for segment in found[1:4]:
         segment.path.unlink()
-    sizes = []
-    monkeypatch.setattr("fyrehose.journal.files.PIECE", 100_000)
-    read = Files.read
 
-    def count(self: Files, fd: int, size: int, offset: int) -> bytes:
-        sizes.append(size)
-        return read(self, fd, size, offset)
+    class SmallPieces(CountedFiles):
+        piece = 100_000
 
-    monkeypatch.setattr(Files, "read", count)
-    bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0)
+    files = SmallPieces()
+    bench = open_journal(segment_size=1 << 20, quarantine=True, verify=0, files=files)
     (aside,) = bench.directory.glob("quarantine-*.bytes")
     assert aside.stat().st_size == lost
-    assert max(sizes) <= fmt.BATCH, "the range was never in memory as a whole"
+    assert max(size for _, _, size in files.reads) <= fmt.BATCH, "the range was never in memory as a whole"
     records = bench.records()
     assert all(record.payload.startswith(b"%03d" % (record.seq - 1)) for record in records)
     assert 0 < 400 - len(records) < 400

@@ -488,9 +488,7 @@ def test_log_says_whether_the_journal_is_new_and_was_closed_in_order(open_journa
     assert "(not closed in order)" in open_journal().journal.report.lines()[0]
 
 
-def test_the_search_for_a_batch_finds_one_at_the_beginning_of_a_piece(
-    open_journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_for_a_batch_finds_one_at_the_beginning_of_a_piece(open_journal) -> None:
     bench = open_journal()
     for _ in range(3):
         bench.append(b"x" * 1000)
@@ -498,22 +496,26 @@ def test_the_search_for_a_batch_finds_one_at_the_beginning_of_a_piece(
     segment = scan.segments(bench.directory)[0]
     second, third = batches(bench)[-2:]
     patch(segment.path, second.position, b"damage")
-    monkeypatch.setattr("fyrehose.journal.files.PIECE", third.position - second.position - 8)
-    reader = scan.SegmentReader(segment.path, segment.base)
+
+    class Splitting(Files):
+        piece = third.position - second.position - 8  # the header of the third begins in one piece and ends in the next
+
+    reader = scan.SegmentReader(segment.path, segment.base, Splitting())
     assert next_whole(reader, second.position, segment.end) == third.position
     reader.close()
 
 
-def test_everything_behind_the_durable_mark_is_written_again_in_its_place(
-    open_journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_behind_the_durable_mark_is_written_again_in_its_place(open_journal) -> None:
     bench = open_journal()
     bench.append(*(b"%d" % i * 1000 for i in range(10)))
     bench.crash()
     (bench.directory / "MARK").write_bytes(scan.pack_mark(64))
     before = last_segment(bench).read_bytes()
-    monkeypatch.setattr("fyrehose.journal.files.PIECE", 3000)
-    files = FaultyFiles()
+
+    class SmallPieces(FaultyFiles):
+        piece = 3000
+
+    files = SmallPieces()
     assert recover(bench.directory, files).position == bench.journal.writer.position
     assert files.calls["write"] == 4
     assert last_segment(bench).read_bytes() == before
