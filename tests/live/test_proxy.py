@@ -115,7 +115,7 @@ def proxied(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> Ite
     try:
         yield found
     finally:
-        for each in (*found.clients, nginx):
+        for each in (nginx, *found.clients):  # nginx first, because closing the input of a client may fail
             each.kill()
             each.wait()
             if each.stdin is not None:
