@@ -28,7 +28,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.commit import COMMIT
 from fyrehose.journal.copies import RESTORING
-from fyrehose.journal.files import SteppedFiles
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
