@@ -27,11 +27,18 @@ from tests.doubles.killed import close_files
 @implementer(IJournalObserver)
 @attrs.define(eq=False)
 class Observer:
+    """An observer that keeps what it hears.
+
+    :ivar then: called with the ends that became durable
+    """
+
     ends: dict[str, int] = attrs.field(factory=dict)
     states: list[tuple[JournalState, str]] = attrs.field(factory=list)
+    then: Callable[[Mapping[str, int]], object] = lambda ends: None
 
     def durable(self, ends: Mapping[str, int]) -> None:
         self.ends.update(ends)
+        self.then(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         self.states.append((state, reason))

@@ -163,17 +163,15 @@ def test_every_small_commit_is_measured_to_choose_the_thread(bench: Bench, worke
     assert all(0 <= seconds < 60 for seconds in pace.seen)
 
 
-def test_an_observer_that_fails_is_reported(
-    bench: Bench, worker: HandWorker, pace: Near, logged_errors: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Observer, "durable", lambda self, ends: 1 // 0)
+def test_an_observer_that_fails_is_reported(bench: Bench, worker: HandWorker, pace: Near, logged_errors: Any) -> None:
+    bench.observer.then = lambda ends: 1 // 0
     for near in (True, False):
         pace.near = near
         bench.append(b"a")
         bench.clock.advance(0)
         worker.work()
         assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
-    monkeypatch.undo()
+    bench.observer.then = lambda ends: None
 
 
 def test_a_commit_that_grew_large_before_it_ran_goes_to_the_writer_thread(bench: Bench, worker: HandWorker) -> None:
@@ -521,13 +519,11 @@ def submit(bench: Bench, owner: Owner, *payloads: bytes, stream: str = "s") -> N
     bench.journal.submit(Publish([run], run.room, owner))
 
 
-def test_each_owner_is_settled_once_after_the_observer_in_the_order_of_first_publishes(
-    open_journal: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_owner_is_settled_once_after_the_observer_in_the_order_of_first_publishes(open_journal: Opener) -> None:
     worker, said = HeldWorker(), list[Any]()
     bench = open_journal()
     bench.journal._commits.worker = worker
-    monkeypatch.setattr(Observer, "durable", lambda self, ends: said.append(ends))
+    bench.observer.then = said.append
     one, two = Owner(said, b"one"), Owner(said, b"two")
     for owner, payload in ((one, b"a"), (two, b"b"), (one, b"c")):
         submit(bench, owner, payload)
