@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.observe.exporting import CommandMetrics, families, log
+from fyrehose.observe.exporting import CommandMetrics, families
 
 
 class Thermometer(CommandMetrics):
@@ -43,13 +43,11 @@ def test_metrics_are_in_a_file_that_is_replaced(tmp_path: Path) -> None:
     assert "# HELP fyrehose_degrees How warm it is." in (tmp_path / "a.prom").read_text()
 
 
-def test_error_of_a_file_is_raised_or_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "warning", lambda text, *values: said.append(text % values))
+def test_error_of_a_file_is_raised_or_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = Thermometer(str(tmp_path / "not" / "a.prom"))
     metrics.start()
     metrics.write(strict=False)
-    assert said[0].startswith(f"metrics were not written to {tmp_path / 'not' / 'a.prom'}: ")
+    assert caplog.messages[0].startswith(f"metrics were not written to {tmp_path / 'not' / 'a.prom'}: ")
     with pytest.raises(FileNotFoundError):
         metrics.write(strict=True)
 

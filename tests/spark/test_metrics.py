@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.cli import spark as command
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.observe.exporting import log
 from fyrehose.records import Run
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.jobs.archive import Archived, ArchiveState, archive
@@ -102,10 +101,8 @@ def test_metrics_are_served_over_http() -> None:
 
 
 def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(log, "warning", lambda text, *values: said.append(text % values))
     with pytest.raises(ConfigError, match=r"invalid --metrics 'archive.txt': expected FILE.prom or HOST:PORT"):
         ArchiveMetrics("archive.txt").start()
     metrics = ArchiveMetrics(str(tmp_path / "not" / "a.prom"))
@@ -113,7 +110,7 @@ def test_file_that_cannot_be_written_ends_the_archive_only_at_its_start(
     with pytest.raises(OSError, match="No such file"):
         metrics.update(state())
     metrics.update(state())
-    assert [line.partition(" to ")[0] for line in said] == ["metrics were not written"]
+    assert [line.partition(" to ")[0] for line in caplog.messages] == ["metrics were not written"]
 
 
 CONFIG = """
