@@ -30,8 +30,9 @@ def nothing_is_kept_for_a_log() -> None:
     globalLogBeginner.beginLoggingTo([], discardBuffer=True, redirectStandardIO=False)
 
 
-#: How many simulations of each protocol a test runs; one with workers takes long, because it lasts for many leases.
-COUNTS = {"workers": 40}
+#: How many simulations of each protocol a test runs: one with workers takes long, because it lasts for many leases; the
+#: backbone's clients also change their addresses, which leaves fewer draws for damage, so it takes more runs to see three.
+COUNTS = {"workers": 40, "backbone": 100}
 
 
 @pytest.mark.parametrize("protocol", sorted(simulation.PROTOCOLS))
