@@ -1,7 +1,7 @@
 """Group commit: publishes wait, and one commit writes and syncs all publishes that wait.
 
     submit -> waiting -> a commit: in the reactor's thread at the end of an iteration, or in the writer thread
-           -> Commit -> the journal, which settles each owner of the commit once
+           -> Commit -> the gate -> the journal, which settles each owner of the commit once
 
 While one commit is synced, publishes gather for the next, so commits grow with the load.  Once the gathered publishes
 are as large as the last commit, the writer thread is scheduled to commit them at once, so that the disk stays busy.
@@ -82,8 +82,11 @@ class Commits:
     :ivar may_write: called with a number of bytes in the thread that writes; returns whether they may be written now;
         None: always
     :ivar at_turn_end: calls a function when the reactor has read everything that is readable in this iteration
-    :ivar process: called in the reactor's thread with each commit, in order
-    :ivar failed: set after a failed commit, because later publishes must not be written without those of that commit
+    :ivar synced: called in the reactor's thread with each commit that is on disk, in order
+    :ivar unwritten: called with each other commit: it failed, or was not attempted, or nothing counts any more
+    :ivar failed: whether nothing is written: after a failed commit, later publishes must not be written without those
+        of that commit
+    :ivar accepted: how many publishes and retirements were ever submitted
     :ivar size: size of all publishes that wait or are being written, in bytes
     :ivar waiting: the publishes that wait for a commit, the oldest first
     """
@@ -94,10 +97,14 @@ class Commits:
     now: Callable[[], int]
     may_write: Callable[[int], bool] | None
     at_turn_end: Callable[[Callable[[], object]], object]
-    process: Callable[[Commit], None]
+    synced: Callable[[Commit], None]
+    unwritten: Callable[[Commit], None]
     failed: bool = attrs.field(default=False, init=False)
+    accepted: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     waiting: deque[Publish] = attrs.field(factory=deque, init=False)
+    #: Whether commits that are on disk do not count any more, because the journal has failed.
+    _broken: bool = attrs.field(default=False, init=False)
     #: Whether a commit is scheduled that has not taken the waiting publishes yet.
     _scheduled: bool = attrs.field(default=False, init=False)
     #: Number of commits that are scheduled or run, and are not processed yet.
@@ -108,11 +115,47 @@ class Commits:
 
     def submit(self, publish: Publish) -> None:
         """Commit *publish* with the next commit."""
+        self.accepted += 1
         self.waiting.append(publish)
         self.size += publish.size
         self._added += publish.size
         if not self._scheduled and (not self._under_way or (self._last <= self._added and self._last <= AHEAD)):
             self.schedule()
+
+    def retire(self, publish: Publish, streams: Sequence[str]) -> None:
+        """Retire *streams* by a commit without records, which keeps its place among the commits.
+
+        :param publish: is settled when the streams are retired; it has no runs
+        """
+        self.accepted += 1
+        self.worker.call(lambda: self._retire(publish, streams)).addCallback(self._pass_on).addErrback(_log_bug)
+
+    def _retire(self, publish: Publish, streams: Sequence[str]) -> Commit:
+        """Write the retirement of *streams* (called in the writer thread)."""
+        writer, began = self.writer, time.monotonic()
+        result: Committed | Failure
+        try:
+            retired = writer.retire(streams)
+            result = Committed([], writer.position, writer.durable, None, retired=retired)
+        except Exception:
+            result = Failure()
+        return Commit([publish], 0, began, time.monotonic(), result)
+
+    def stop(self, for_good: bool = False) -> None:
+        """Write nothing more: publishes that wait are passed on unwritten.
+
+        :param for_good: whether commits that are on disk are passed on as unwritten, too
+        """
+        self.failed = True
+        self._broken |= for_good
+
+    def resume(self) -> None:
+        """Write again after :meth:`stop`."""
+        self.failed = False
+
+    def continue_with(self, writer: Writer) -> None:
+        """Write with *writer* from now on, because the log was cut (called in the writer thread)."""
+        self.writer = writer
 
     def schedule(self, near: bool = True) -> None:
         """Schedule a commit of the waiting appends, unless one is scheduled already or none waits.
@@ -189,7 +232,11 @@ class Commits:
         assert self._under_way >= 0 <= self.size, f"{self._under_way} commits of {self.size} bytes are under way"
         if commit.size <= SMALL and isinstance(commit.result, Committed):
             self.pace.took(commit.ended - commit.began)
-        self.process(commit)
+        # As _pass_on does, whose call each commit would pay for.
+        (self.synced if isinstance(commit.result, Committed) and not self._broken else self.unwritten)(commit)
+
+    def _pass_on(self, commit: Commit) -> None:
+        (self.synced if isinstance(commit.result, Committed) and not self._broken else self.unwritten)(commit)
 
 
 def _log_bug(failure: Failure) -> None:

@@ -48,6 +48,10 @@ class Keeper:
     #: The last error that was logged, so that the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
 
+    def change(self, settings: JournalSettings) -> None:
+        """Judge by *settings* from now on."""
+        self.settings = settings
+
     def check(self, keep_from: Callable[[int], object]) -> None:
         """Delete the segments that neither the settings nor the subscriptions keep any longer.
 

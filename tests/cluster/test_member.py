@@ -440,13 +440,13 @@ def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monk
     cluster.hub.away.add(old.name)
     cluster.run(2)
     read: list[str] = []
-    original = FileJournal.read
+    for server in cluster.servers.values():
 
-    def reading(journal: FileJournal, stream: str, start: int, size: int) -> Any:
-        read.append(stream)
-        return original(journal, stream, start, size)
+        def reading(stream: str, start: int, size: int, find: Any = server.journal.read) -> Any:
+            read.append(stream)
+            return find(stream, start, size)
 
-    monkeypatch.setattr(FileJournal, "read", reading)
+        server.journal.read = reading
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     (new,) = [server for server in cluster.leaders if server is not old]
     cluster.run(1)

@@ -368,7 +368,14 @@ class Rig:
         self.writer, self.worker, self.done = FakeWriter(), HeldWorker(), list[Commit]()
         writer: Any = self.writer
         self.commits = Commits(
-            writer, self.worker, Far(), lambda: 50, lambda size: self.writer.may, lambda call: call(), self.done.append
+            writer,
+            self.worker,
+            Far(),
+            lambda: 50,
+            lambda size: self.writer.may,
+            lambda call: call(),
+            self.done.append,
+            self.done.append,
         )
 
     def submit(self, payload: bytes, size: int = 1) -> None:
@@ -479,7 +486,7 @@ def test_nothing_is_written_after_a_failed_commit_until_failed_is_reset(rig: Rig
     rig.worker.work()
     assert (len(rig.done[1].items), rig.done[1].result) == (1, None)
     assert not rig.writer.payloads
-    rig.commits.failed = False
+    rig.commits.resume()
     rig.submit(b"c")
     rig.worker.work()
     assert isinstance(rig.done[2].result, Committed)

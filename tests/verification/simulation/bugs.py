@@ -22,6 +22,7 @@ from fyrehose.journal import quarantine, retention
 from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Writer
 from fyrehose.protocols.backbone import session as backbone_session
 from fyrehose.protocols.backbone import subscribers
@@ -276,7 +277,7 @@ BUGS = {
     "numbers are not reserved on disk": Bug("lumberjack", (Writer, "_reserve", _reserves_in_memory)),
     "a reservation of numbers is not synced": Bug("lumberjack", (Writer, "_reserve", _reserves_without_a_sync)),
     "a gap is not written": Bug("lumberjack", (Writer, "open", _goes_on_without_a_gap)),
-    "interval: nothing is synced later": Bug("figg", (FileJournal, "_sync", lambda journal: None)),
+    "interval: nothing is synced later": Bug("figg", (Upkeep, "_sync", lambda upkeep: None)),
     "clock: a wrong one is believed at a start": Bug("figg", (RecordClock, "start", _believes_the_clock_at_a_start)),
     "clock: a large step is believed": Bug("figg", (RecordClock, "_follow", _believes_the_clock)),
     "retention: where the log begins is not synced": Bug(

@@ -354,9 +354,9 @@ class Server:
         for tell in self.on_crash:
             tell(self.name)
         self.files.close_all()
-        if self.journal._lock >= 0:
-            os.close(self.journal._lock)
-            self.journal._lock = -1
+        if self.journal._log.lock >= 0:
+            os.close(self.journal._log.lock)
+            self.journal._log.lock = -1
         shutil.rmtree(self.files.directory)
 
     # Rules:
