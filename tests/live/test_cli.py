@@ -217,7 +217,7 @@ def test_tail_resumes_after_the_server_restarts(server: Server) -> None:
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("protocol", ["figg", "backbone"])
+@pytest.mark.parametrize("protocol", ["figg", "relink", "http", "eventbus", "backbone"])
 @pytest.mark.parametrize("command", ["publish", "tail"])
 def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: str, protocol: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -225,7 +225,7 @@ def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: st
     words = [FYREHOSE, command, "--protocol", protocol, "--timeout", "2s", "--to" if command == "publish" else "--from"]
     words += [
         f"127.0.0.1:{port}",
-        *(["--stream", "s"] if protocol == "figg" else []),
+        *(["--stream", "s"] if protocol != "backbone" else []),
         *(["x"] if command == "publish" else []),
     ]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
@@ -234,6 +234,8 @@ def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: st
     assert ended.stderr.startswith("fyrehose: ")
     assert ended.stderr.count("\n") == 1
     assert f"127.0.0.1:{port}" in ended.stderr
+    # UDP has no refusal, so the backbone's client finds out by the timeout.
+    assert ("did not answer within 2 s" if protocol == "backbone" else "cannot connect to") in ended.stderr
 
 
 def test_a_tail_gets_every_record_although_peers_do_not_answer(server: Server) -> None:

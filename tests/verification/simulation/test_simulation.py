@@ -31,7 +31,7 @@ def nothing_is_kept_for_a_log() -> None:
 
 
 #: How many simulations of each protocol a test runs: one with workers takes long, because it lasts for many leases; the
-#: backbone's clients also change their addresses, which leaves fewer draws for damage, so it takes more runs to see three.
+#: backbone's clients also change their addresses, which leaves fewer draws for damage, so three need more runs.
 COUNTS = {"workers": 40, "backbone": 100}
 
 
