@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -27,6 +29,17 @@ def ask(method: str, port: int, path: str, body: bytes | None = None) -> tuple[i
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def wait_until_listening(port: int) -> None:
+    """Wait until a server listens on *port*: a publish to a port on which none listens fails at once."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with socket.socket() as connection:
+            if connection.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert time.monotonic() < deadline, f"nothing listens on port {port}"
+        time.sleep(0.05)
 
 
 def publish(protocol: str, port: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +78,7 @@ def test_server_that_starts_with_too_little_disk_says_so_and_recovers(start: Any
     server.reload()
     server.wait_for("the journal is writable again")
     assert ask("POST", http, "/streams/s", b"x")[0] == 200
+    wait_until_listening(relink)
     for protocol, port in (("figg", figg), ("relink", relink)):
         told = publish(protocol, port, "--stream", "s", "--timeout", "30s")
         assert told.returncode == 0, told.stderr

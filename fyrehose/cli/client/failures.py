@@ -84,7 +84,10 @@ class FinalFailures:
         if self.servers_own:
             return _OWN
         if not problem:
-            return f"the connection is open: is that a port of protocol {self._protocol}? See the server's log"
+            return (
+                "the connection is open: the disk of the server may be full (see its log, or `fyrehose doctor` there), "
+                f"or that is no port of protocol {self._protocol}"
+            )
         what = problem.partition("; ")[0]  # without advice of its own
         return f"{what}; is the server running and reachable, and does its access policy allow this client?"
 

@@ -126,4 +126,7 @@ def test_hint_has_the_problem_of_the_client() -> None:
     assert failures().hint("the connection was lost") == (
         "the connection was lost; is the server running and reachable, and does its access policy allow this client?"
     )
-    assert failures().hint("") == "the connection is open: is that a port of protocol figg? See the server's log"
+    assert failures().hint("") == (
+        "the connection is open: the disk of the server may be full (see its log, or `fyrehose doctor` there), or that "
+        "is no port of protocol figg"
+    )

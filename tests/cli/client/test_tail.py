@@ -217,8 +217,8 @@ def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyP
     follower.clock.advance(5)
     assert [str(error) for error in follower.outcome] == [
         (
-            "figg at h:1 did not answer within 5 s; the connection is open: is that a port of protocol figg? "
-            "See the server's log"
+            "figg at h:1 did not answer within 5 s; the connection is open: the disk of the server may be full (see "
+            "its log, or `fyrehose doctor` there), or that is no port of protocol figg"
         )
     ]
     assert follower.tailer.told == ["close"]

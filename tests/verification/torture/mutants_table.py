@@ -507,8 +507,8 @@ MUTANTS = (
     Mutant(
         "a reload keeps verdicts on administering",
         "fyrehose/broker/guard.py",
-        "        for verdicts in self._verdicts.values():\n            verdicts.clear()\n",
-        "        for action, verdicts in self._verdicts.items():\n"
+        "        for verdicts in self.verdicts.values():\n            verdicts.clear()\n",
+        "        for action, verdicts in self.verdicts.items():\n"
         "            if action is not Action.ADMINISTER:\n"
         "                verdicts.clear()\n",
         "tests/broker/test_guard.py",
