@@ -17,13 +17,14 @@ reactor woke up twice in it.
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -38,7 +39,7 @@ from twisted.internet.defer import Deferred
 
 import fyrehose
 from fyrehose import plugins
-from fyrehose.bench.wires import backbone, figg, lumberjack
+from fyrehose.bench.wires import backbone, figg, lumberjack, zmtp
 from fyrehose.bench.wires.base import Job, Wire, Wrong, payload, read_exactly
 from fyrehose.journal.journal import FileJournal
 from fyrehose.protocols.relink.frames import Hello, Op, Terms
@@ -221,21 +222,73 @@ def relink_trip(port: int, rounds: int) -> Round:
     return one
 
 
-def http_trip(port: int, rounds: int) -> Round:
-    """HTTP: a POST of one message, and its answer."""
-    sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
-    head = f"POST /streams/http HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {SIZE}\r\n\r\n"
-    request = head.encode() + payload(SIZE)
+@attrs.define(eq=False)
+class HttpPeer:
+    """One connection of an HTTP client."""
 
-    def one(number: int) -> None:
-        sock.sendall(request)
+    port: int
+    sock: socket.socket = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+
+    def request(self, method: str, path: str, body: bytes) -> bytes:
+        """Return the bytes of a request, which :meth:`send` takes."""
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    def send(self, request: bytes) -> bytes:
+        """Send *request*, and return the body of its answer.
+
+        :raises Wrong: the server refused it
+        """
+        self.sock.sendall(request)
         answer = b""
         while b"\r\n\r\n" not in answer:
-            answer += read_exactly(sock, 1)
+            answer += read_exactly(self.sock, 1)
         fields = dict(line.lower().split(b": ", 1) for line in answer.split(b"\r\n")[1:] if line)
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise Wrong(repr(answer))
-        read_exactly(sock, int(fields[b"content-length"]))
+        body = read_exactly(self.sock, int(fields[b"content-length"]))
+        if not answer.startswith(b"HTTP/1.1 20"):
+            raise Wrong(f"{answer!r} {bytes(body)!r}")
+        return bytes(body)
+
+
+def http_trip(port: int, rounds: int) -> Round:
+    """HTTP: a POST of one message, and its answer."""
+    peer = HttpPeer(port)
+    request = peer.request("POST", "/streams/http", payload(SIZE))
+
+    def one(number: int) -> None:
+        peer.send(request)
+
+    return one
+
+
+def leased_trip(port: int, rounds: int) -> Round:
+    """HTTP: a record leased and settled, in two requests."""
+    peer = HttpPeer(port)
+    publish = peer.request("POST", "/streams/jobs", payload(SIZE))
+    peer.send(peer.request("PUT", "/subscriptions/jobs", json.dumps({"stream": "jobs", "shared": True}).encode()))
+    for _ in range(rounds):
+        peer.send(publish)
+    lease = peer.request("POST", "/subscriptions/jobs/lease", b'{"consumer": "one", "most": 1}')
+
+    def one(number: int) -> None:
+        (record,) = json.loads(peer.send(lease))["records"]
+        done = json.dumps({"done": [[record["seq"], record["token"]]]}).encode()
+        peer.send(peer.request("POST", "/subscriptions/jobs/settle", done))
+
+    return one
+
+
+def eventbus_trip(port: int, rounds: int) -> Round:
+    """The event bus: PUB, and the BROADCAST to one subscriber."""
+    subscriber = Peer(zmtp.ZmtpSubscriberWire(job("eventbus", rounds)), port + 1)
+    publisher = Peer(zmtp.ZmtpPublisherWire(job("eventbus", rounds)), port + 2)
+
+    def one(number: int) -> None:
+        publisher.send(1)
+        subscriber.wait(number)
 
     return one
 
@@ -246,7 +299,21 @@ TRIPS: dict[str, Callable[[int, int], Round]] = {
     "backbone": backbone_trip,
     "relink": relink_trip,
     "http": http_trip,
+    "eventbus": eventbus_trip,
+    "leased": leased_trip,
 }
+#: The protocols of trips that are not named after theirs.
+PROTOCOLS = {"leased": "http"}
+
+
+def first_of_three_ports() -> int:
+    """Return the first of three free ports in a row, which the event bus takes."""
+    while True:
+        first = free_port()
+        with ExitStack() as stack, suppress(OSError):
+            for port in (first + 1, first + 2):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def measured(
@@ -281,8 +348,8 @@ def trace(names: list[str], rounds: int, show: bool = False) -> dict[str, list[C
         ports = {}
         for name in names:
             word = "udp" if name == "backbone" else "tcp"
-            ports[name] = free_port()
-            plugin = plugins.load(name)
+            ports[name] = first_of_three_ports() if name == "eventbus" else free_port()
+            plugin = plugins.load(PROTOCOLS.get(name, name))
             place = f"{word}:{ports[name]}:interface=127.0.0.1"
             plugin.make_service(reactor, server.broker, place, plugin.settings()).setServiceParent(server)
         clients = ThreadPool(1, 1, "client")
