@@ -14,7 +14,6 @@ import pytest
 
 import fyrehose
 from fyrehose.errors import Broken
-from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
 from fyrehose.protocols.lumberjack.frames import EventRun
@@ -23,7 +22,6 @@ from fyrehose.protocols.relink.events import Received
 from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
-from fyrehose.records import Run
 from fyrehose.sessions import ByteSession, events_of
 from fyrehose.testing import every_chunking, feed
 from fyrehose.web.session import WebSession
@@ -34,8 +32,7 @@ TERMS = Terms(endpoint="publish:s", connector_size=1)
 def figg_publishes() -> bytes:
     client = FiggClientSession()
     for number in (1, 2, 3):
-        run = Run.of("t", [b"%d" % number], source="test")
-        client.send_publish(PublishRun(topic="t", first=number, lengths=run.lengths, payload=run.payload))
+        client.send_publish("t", number, [b"%d" % number])
     return b"".join(client.data_to_send())
 
 

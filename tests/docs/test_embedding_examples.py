@@ -24,7 +24,6 @@ from zope.interface.verify import verifyObject
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.figg.client import FiggClient
-from fyrehose.protocols.figg.frames import PublishRun
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.lumberjack import LumberjackWriterSession
 from fyrehose.records import Run
@@ -78,8 +77,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def publish_frames(*messages: bytes, topic: str = "t") -> bytes:
     """Return the bytes that a Figg client sends to publish *messages*."""
     session = FiggClientSession()
-    run = Run.of(topic, messages, source="test")
-    session.send_publish(PublishRun(topic=topic, first=1, lengths=run.lengths, payload=run.payload))
+    session.send_publish(topic, 1, messages)
     return b"".join(session.data_to_send())
 
 

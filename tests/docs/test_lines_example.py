@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import FakeDatagramTransport, MemoryReactorClock, StringTransport
 from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
@@ -44,6 +44,23 @@ def test_each_program_of_the_page_imports_what_it_uses(program: str) -> None:
     names: dict[str, object] = {"LineSession": LineSession}
     exec(compile(program, "adding-a-protocol.md", "exec"), names)
     assert names.keys() - {"LineSession", "__builtins__"}
+
+
+def test_the_service_over_udp_acknowledges_a_datagram_once_it_is_durable() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(next(each for each in PROGRAMS if "NoteService" in each), "adding-a-protocol.md", "exec"), names)
+    journal, reactor = MemoryJournal(auto=False), MemoryReactorClock()
+    broker = Broker(reactor, journal, Sequencer())
+    broker.open()
+    with pytest.raises(ConfigError, match="invalid --listen notes=tcp:9: expected udp:PORT"):
+        names["NoteService"](reactor, broker, "tcp:9")
+    protocol = names["NoteService"](reactor, broker, "udp:9:interface=127.0.0.1").protocol
+    protocol.transport = FakeDatagramTransport()
+    protocol.datagramReceived(b"note", ("127.0.0.1", 7))
+    protocol.datagramReceived(b"forbidden", ("192.0.2.1", 7))
+    assert protocol.transport.written == []
+    journal.commit()
+    assert protocol.transport.written == [(b"ok 1\n", ("127.0.0.1", 7))]
 
 
 class LineServer:

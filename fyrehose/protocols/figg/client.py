@@ -192,7 +192,7 @@ class FiggClient(TCPClient):
         for topic in self._detaching:
             session.send_detach(topic)
         for first, run in self._window.to_resend():
-            session.send_publish(_publish_run(first, run))
+            session.send_run(_publish_run(first, run))
         self._send_waiting()
         connection.flush()
         self.established()
@@ -252,7 +252,7 @@ class FiggClient(TCPClient):
         if self.connection is None:
             return
         for first, run in self._window.to_send():
-            self.connection.session.send_publish(_publish_run(first, run))
+            self.connection.session.send_run(_publish_run(first, run))
         self.connection.flush_soon()
 
 

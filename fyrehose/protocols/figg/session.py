@@ -9,7 +9,7 @@ Receiving never raises.  After a protocol violation the last event is ``Broken``
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, NoReturn
 
 from fyrehose.errors import Broken, RemoteProtocolError
@@ -39,7 +39,7 @@ from fyrehose.protocols.figg.frames import (
     PublishRun,
     decode_topic,
 )
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run, column_of
 from fyrehose.sessions import PIECE, ByteSession, Encoded, fitting
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
@@ -319,8 +319,16 @@ class FiggClientSession(_Session):
         """Unsubscribe from *topic*."""
         self.out.append(Detach(topic=topic).serialize())
 
-    def send_publish(self, run: PublishRun) -> None:
-        """Publish the messages of *run*."""
+    def send_publish(self, topic: str, first: int, messages: Iterable[bytes]) -> None:
+        """Publish *messages* to *topic*.
+
+        :param first: the number of the first message; those of the others follow it, and ACKs name these numbers
+        """
+        column = column_of(messages)
+        self.send_run(PublishRun(topic=topic, first=first, lengths=column.lengths, payload=column.payload))
+
+    def send_run(self, run: PublishRun) -> None:
+        """Publish the messages of *run*, which are columns already."""
         self.out.append(run.serialize())
 
     def send_ping(self, number: int) -> None:

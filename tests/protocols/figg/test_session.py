@@ -341,3 +341,14 @@ def test_frames_are_received_as_they_were_sent(sent: list[Any], cuts: list[int])
         chunks.append(wire[:cut])
         wire = wire[cut:]
     assert singles(feed(FiggServerSession(), [*chunks, wire])) == sent
+
+
+def test_messages_that_a_client_publishes_are_numbered_from_the_first() -> None:
+    client, server = FiggClientSession(), FiggServerSession()
+    client.send_publish("t", 7, [b"one", b"", b"three"])
+    client.send_publish("t", 10, [])
+    assert singles(server.receive_data(b"".join(client.data_to_send()))) == [
+        Publish(topic="t", number=7, data=b"one"),
+        Publish(topic="t", number=8, data=b""),
+        Publish(topic="t", number=9, data=b"three"),
+    ]
