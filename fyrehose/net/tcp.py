@@ -49,6 +49,7 @@ from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading, WaitingInput
 from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
+from fyrehose.net.sockets import notice_dead_peer
 from fyrehose.options import count, duration, fixed, option
 from fyrehose.records import Publish, Run
 from fyrehose.subscriptions import letters
@@ -200,7 +201,8 @@ class SessionProtocol(TwistedProtocol):
         self.address = self.peer if port is None else f"{self.peer}:{port}"
         if ITCPTransport.providedBy(transport):
             transport.setTcpNoDelay(True)
-            transport.setTcpKeepAlive(True)
+            # A peer that is alive and does not read is closed earlier, see pauseProducing, which says why in the log.
+            notice_dead_peer(transport, 1.5 * self.settings.timeout)
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)

@@ -26,9 +26,6 @@ class Transport(StringTransport):
     def setTcpNoDelay(self, enabled: bool) -> None:
         """Do nothing."""
 
-    def setTcpKeepAlive(self, enabled: bool) -> None:
-        """Do nothing."""
-
     def writeSequence(self, data: Iterable[bytes]) -> None:
         """Write *data* by :meth:`write`, which subclasses may extend."""
         self.write(b"".join(data))  # type: ignore[no-untyped-call]

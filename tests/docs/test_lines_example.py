@@ -16,6 +16,8 @@ from zope.interface.verify import verifyObject
 
 from fyrehose import plugins
 from fyrehose.broker.broker import Broker
+from fyrehose.broker.guard import Guard
+from fyrehose.broker.policy import LOOPBACK
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Broken, Closed, ConfigError
 from fyrehose.interfaces import IProtocolPlugin
@@ -50,7 +52,7 @@ def test_the_service_over_udp_acknowledges_a_datagram_once_it_is_durable() -> No
     names: dict[str, Any] = {}
     exec(compile(next(each for each in PROGRAMS if "NoteService" in each), "adding-a-protocol.md", "exec"), names)
     journal, reactor = MemoryJournal(auto=False), MemoryReactorClock()
-    broker = Broker(reactor, journal, Sequencer())
+    broker = Broker(reactor, journal, Sequencer(), guard=Guard(LOOPBACK))
     broker.open()
     with pytest.raises(ConfigError, match="invalid --listen notes=tcp:9: expected udp:PORT"):
         names["NoteService"](reactor, broker, "tcp:9")

@@ -5,10 +5,45 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Connection
+from twisted.internet.testing import StringTransport
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 
-from fyrehose.net.sockets import check_adopted, remove_stale_socket
+from fyrehose.net.sockets import check_adopted, notice_dead_peer, remove_stale_socket
+
+
+def option(sock: socket.socket, name: int) -> int:
+    return sock.getsockopt(socket.IPPROTO_TCP, name)
+
+
+@pytest.mark.parametrize(("allowed_s", "found_after_ms"), [(0.3, 45_000), (45.0, 45_000), (300.0, 300_000)])
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_dead_peer_of_a_tcp_connection_is_found(encrypted: bool, allowed_s: float, found_after_ms: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            transport: Any = Connection(accepted, None)
+            if encrypted:
+                wrapper: Any = ProtocolWrapper(WrappingFactory(Factory()), Protocol())
+                wrapper.transport = transport
+                notice_dead_peer(wrapper, allowed_s)
+            else:
+                notice_dead_peer(transport, allowed_s)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert option(accepted, socket.TCP_KEEPIDLE) + option(accepted, socket.TCP_KEEPINTVL) <= 45
+            assert option(accepted, socket.TCP_USER_TIMEOUT) == found_after_ms
+
+
+def test_connections_without_tcp_are_left_alone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        notice_dead_peer(Connection(ours, None), 0.0)
+        notice_dead_peer(StringTransport(), 0.0)
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
 def test_a_stale_unix_socket_is_removed(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Test that a server ends the connections of a machine that has vanished, without a word, within a minute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fyrehose.protocols.figg import FiggClientSession
+from tests.live.conftest import Start
+from tests.live.networks import Network
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+POLICY = """
+[[allow]]
+network = "10.0.0.0/8"
+publish = "*"
+subscribe = "*"
+consume = "*"
+"""
+#: Connects to each port, sends the bytes, waits for an answer if there are any, and then stays silent.
+SILENT = """
+import socket, sys, time
+peers = []
+for port, data in zip(sys.argv[1::2], sys.argv[2::2]):
+    peers.append(socket.create_connection(("10.9.0.1", int(port))))
+    peers[-1].sendall(bytes.fromhex(data))
+    if data:
+        peers[-1].recv(100)
+print(flush=True)
+time.sleep(1000)
+"""
+#: What a live consumer of a named subscription sends.
+CONSUME = b"GET /streams/t/live?subscription=s HTTP/1.1\r\nHost: 10.9.0.1\r\n\r\n"
+
+
+@pytest.fixture
+def networks() -> Iterator[tuple[Network, Network]]:
+    """Networks of a server at 10.9.0.1 and of a client at 10.9.0.2."""
+    server = Network.make()
+    client = Network.make(server)
+    server.link("10.9.0.1", client, "10.9.0.2")
+    yield server, client
+    for network in (client, server):
+        network.end()
+
+
+def curl(network: Network, *words: str) -> str:
+    """Return the status of a request from *network*."""
+    command = [*network.inside, "curl", "-sN", "-m", "3", "-o", "/dev/null", "-w", "%{http_code}", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+@pytest.mark.timeout(240)
+def test_connections_of_a_vanished_machine_end_within_a_minute(
+    networks: tuple[Network, Network], start: Start, tmp_path: Path
+) -> None:
+    server, client = networks
+    policy = tmp_path / "policy.toml"
+    policy.write_text(POLICY)
+    listen = ["--listen", "http=tcp:8117:interface=10.9.0.1", "--listen", "figg=tcp:8119:interface=10.9.0.1"]
+    start("--data-dir", "data", "--policy", str(policy), *listen, command=server.inside)
+    live = "http://10.9.0.1:8117/streams/t/live?subscription=s"
+    assert curl(server, "-d", "one", "http://10.9.0.1:8117/streams/t") == "200"
+    attaching = FiggClientSession()
+    attaching.send_attach("t", 0)
+    words = ["8117", CONSUME.hex(), "8119", b"".join(attaching.data_to_send()).hex()]
+    silent = subprocess.Popen([*client.inside, sys.executable, "-c", SILENT, *words], stdout=subprocess.PIPE)
+    assert silent.stdout is not None
+    assert silent.stdout.readline() == b"\n"
+    established = ("ss", "-Htn", "state", "established")
+    assert server.run(*established).count("10.9.0.2:") == 2
+    assert curl(server, live) == "409"
+    client.run("ip", "link", "set", "to-10.9.0.1", "down")
+    deadline = time.monotonic() + 60
+    while "10.9.0.2:" in (found := server.run(*established)):
+        assert time.monotonic() < deadline, f"connections of the machine that has vanished:\n{found}"
+        time.sleep(1)
+    assert curl(server, live) == "200"
+    silent.kill()
+    silent.communicate()
