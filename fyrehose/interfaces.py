@@ -24,6 +24,7 @@ from zope.interface import Attribute, Interface
 from fyrehose.identity import Action, Identity
 from fyrehose.imports import Extra
 from fyrehose.observe.meters import JournalStatus
+from fyrehose.options import FileContent
 from fyrehose.records import Publish, Run
 
 
@@ -509,14 +510,28 @@ class IConnected(Interface):
     connections = Attribute("The number of open connections.")
 
 
+@attrs.frozen
+class Prepared:
+    """Changed settings of a listener, with the contents of the files that they name.
+
+    :ivar apply: puts the settings and the contents into use; reads no file, and cannot fail
+    :ivar contents: see :class:`IReloading`
+    """
+
+    apply: Callable[[], None]
+    contents: Mapping[str, FileContent] = attrs.Factory(dict)
+
+
 class IReloading(Interface):
     """A listener's service that can change its settings, and read its files again, while it runs."""
+
+    contents = Attribute("The contents of the files in use, by the option that names each: a Mapping of FileContent.")
 
     def fixed(settings: Any) -> Any:
         """Return the changed options in *settings* that cannot change at run time, such as ``{"links"}``."""
 
-    def prepare(settings: Any) -> Callable[[], None]:
-        """Read the files that *settings* name; return a function that applies the settings and files, and cannot fail.
+    def prepare(settings: Any) -> Prepared:
+        """Read the files that *settings* name, each once; return what applies the settings and contents.
 
         :param settings: the new settings, with the present values of options that cannot change
         :raises ConfigError: a file or an option cannot be used; nothing was changed

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from difflib import get_close_matches
 from enum import Enum
+from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from math import inf
 from posixpath import join
@@ -221,6 +222,23 @@ class FilePath:
 
 
 file_path = FilePath()
+
+
+@attrs.frozen
+class FileContent:
+    """The content of the file that an option names, so that a reload notices a file that was replaced.
+
+    :ivar digest: the SHA-256 of what was read
+    :ivar about: what the file says, as text for people; empty if that is secret or long
+    """
+
+    digest: bytes
+    about: str = ""
+
+    @classmethod
+    def of(cls, data: bytes, about: str = "") -> FileContent:
+        """Return the content *data* of a file."""
+        return cls(sha256(data).digest(), about)
 
 
 def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

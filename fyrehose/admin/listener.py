@@ -23,7 +23,7 @@ to all streams.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -42,13 +42,14 @@ from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import JournalState
+from fyrehose.interfaces import JournalState, Prepared
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
 from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
+from fyrehose.options import FileContent
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
@@ -415,19 +416,23 @@ class AdminService(TCPService):
     def fixed(self, settings: Any) -> Collection[str]:
         return {"metric_streams", *super().fixed(settings)}
 
-    def prepare(self, settings: AdminSettings) -> Callable[[], None]:
-        """See :meth:`IReloading.prepare`; if the token has changed, all connections are closed."""
+    @property
+    def contents(self) -> Mapping[str, FileContent]:
+        return {**super().contents, **_token_file(self._admin.token)}
+
+    def prepare(self, settings: AdminSettings) -> Prepared:
+        """See :meth:`.IReloading.prepare`; if the token has changed, all connections are closed."""
         check_place(self._where, settings)
         token, rest = read_token(settings.token_file), super().prepare(settings)
 
         def apply() -> None:
-            rest()
+            rest.apply()
             if token != self._admin.token:
                 self._admin.token = token
                 for connection in list(self.factory.connections):
                     connection.finish()
 
-        return apply
+        return Prepared(apply, {**rest.contents, **_token_file(token)})
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
         address: Any = port.getHost()
@@ -481,3 +486,7 @@ def _sample(sample: Sample) -> dict[str, Any]:
 def _page() -> list[tuple[str, tuple[bytes, str]]]:
     folder = files("fyrehose.admin") / "page"
     return [(path, ((folder / name).read_bytes(), kind)) for path, (name, kind) in FILES.items()]
+
+
+def _token_file(token: str | None) -> dict[str, FileContent]:
+    return {} if token is None else {"token_file": FileContent.of(token.encode())}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -22,12 +22,12 @@ from twisted.internet.interfaces import IListeningPort
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import IConnected, IReloading
+from fyrehose.interfaces import IConnected, IReloading, Prepared
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
 from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
-from fyrehose.options import suggestion
+from fyrehose.options import FileContent, suggestion
 
 #: Why an ssl: endpoint cannot be used.
 _NO_KEY = "its privateKey and certKey must be PEM files with a private key and its certificate"
@@ -144,16 +144,21 @@ class TCPService(Service):
         changed = [name for name in self.factory.fixed_options if then[name] != now[name]]
         return changed + (names if on != (self._outer is not None) else [])
 
-    def prepare(self, settings: Any) -> Callable[[], None]:
-        """Check *settings*, and return a function that applies them: limits at once, all others to new connections."""
-        tls = None if self._outer is None else self._outer.prepare(settings)
+    @property
+    def contents(self) -> Mapping[str, FileContent]:
+        """Return the contents of the files of TLS."""
+        return {} if self._outer is None else self._outer.tls.files.contents
+
+    def prepare(self, settings: Any) -> Prepared:
+        """Check *settings*, and return what applies them: limits at once, all others to new connections."""
+        tls = None if self._outer is None else self._outer.tls.prepare(settings)
 
         def apply() -> None:
             self.factory.configure(settings)
             if tls is not None:
-                tls()
+                tls.apply()
 
-        return apply
+        return Prepared(apply, {} if tls is None else tls.contents)
 
     def stopService(self) -> Deferred[None]:
         """Close the port, then each connection once its publishes are acknowledged."""

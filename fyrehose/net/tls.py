@@ -9,7 +9,7 @@ read the server's certificate only once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,22 +17,27 @@ from typing import Any, cast
 import attrs
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificates
 from OpenSSL import SSL
+from OpenSSL.crypto import X509
 from twisted.internet.interfaces import IAddress, IOpenSSLServerConnectionCreator, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.interfaces import Prepared
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.options import file_path, one_of, option
+from fyrehose.options import FileContent, file_path, one_of, option, typed
 
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 _NO_CERTIFICATE = "it has no complete certificate in PEM form (-----BEGIN CERTIFICATE-----)"
 _NO_KEY = "it has no complete private key in PEM form (-----BEGIN PRIVATE KEY-----)"
+#: The options that name files.
+_FILES = ("tls_certificate", "tls_key", "tls_key_passphrase", "tls_authorities")
 _MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
 
 
@@ -64,10 +69,10 @@ class TLSSettings(TCPSettings):
             )
         if not self.tls_certificate:
             return None
-        return TLS(self, protocol, self.context(protocol))
+        return TLS(self, protocol, self.read(protocol))
 
-    def context(self, protocol: str) -> SSL.Context:
-        """Read the files of these options.
+    def read(self, protocol: str) -> TLSFiles:
+        """Read the files of these options, each once.
 
         :raises ConfigError: a file cannot be read or used
         """
@@ -75,9 +80,14 @@ class TLSSettings(TCPSettings):
         context.set_min_proto_version(_MINIMA[self.tls_minimum])
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
         context.set_cipher_list(CIPHERS.encode())
-        with _used(protocol, "tls-certificate", self.tls_certificate, _NO_CERTIFICATE):
-            context.use_certificate_chain_file(self.tls_certificate)
-        key = self._key(protocol)
+        names = [name for name in _FILES if attrs.asdict(self, recurse=False)[name]]
+        data = {name: _read(protocol, name, attrs.asdict(self, recurse=False)[name]) for name in names}
+        with _used(protocol, "tls_certificate", self.tls_certificate, _NO_CERTIFICATE):
+            own, *issuers = load_pem_x509_certificates(data["tls_certificate"])
+            context.use_certificate(own)
+            for issuer in issuers:
+                context.add_extra_chain_cert(issuer)
+        key = self._key(protocol, data)
         with _used(protocol, *self._key_option, f"its key is not that of the certificate in {self.tls_certificate}"):
             context.use_privatekey(key)
             context.check_privatekey()
@@ -85,29 +95,31 @@ class TLSSettings(TCPSettings):
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_options(SSL.OP_NO_TICKET)
         if self.tls_client_auth != "none":
-            with _used(protocol, "tls-authorities", self.tls_authorities, _NO_CERTIFICATE):
-                context.load_verify_locations(self.tls_authorities)
-                context.load_client_ca(self.tls_authorities.encode())
+            with _used(protocol, "tls_authorities", self.tls_authorities, _NO_CERTIFICATE):
+                store = context.get_cert_store()
+                assert store is not None
+                for authority in load_pem_x509_certificates(data["tls_authorities"]):
+                    store.add_cert(X509.from_cryptography(authority))
+                    context.add_client_ca(authority)
             required = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if self.tls_client_auth == "required" else 0
             context.set_verify(SSL.VERIFY_PEER | required)
-        return context
+        about = {"tls_certificate": f"serial {own.serial_number:X}, until {own.not_valid_after_utc:%Y-%m-%d}"}
+        return TLSFiles(context, {name: FileContent.of(data[name], about.get(name, "")) for name in names})
 
     @property
     def _key_option(self) -> tuple[str, str]:
         """Return the option that names the file with the private key, and its path."""
-        return ("tls-key", self.tls_key) if self.tls_key else ("tls-certificate", self.tls_certificate)
+        return ("tls_key", self.tls_key) if self.tls_key else ("tls_certificate", self.tls_certificate)
 
-    def _key(self, protocol: str) -> Any:
-        passphrase = None
-        with _used(protocol, "tls-key-passphrase", self.tls_key_passphrase, "it cannot be read"):
-            if self.tls_key_passphrase:
-                passphrase = Path(self.tls_key_passphrase).read_bytes().partition(b"\n")[0].rstrip(b"\r")
+    def _key(self, protocol: str, files: Mapping[str, bytes]) -> Any:
+        """Return the private key in *files*, the contents by option."""
         name, path = self._key_option
+        data, passphrase = files[name], None
+        if self.tls_key_passphrase:
+            passphrase = files["tls_key_passphrase"].partition(b"\n")[0].rstrip(b"\r")
         wrong = _NO_KEY
         if not self.tls_key:
             wrong += f"; add the key to it, or set {protocol}.tls-key"
-        with _used(protocol, name, path, wrong):
-            data = Path(path).read_bytes()
         if passphrase is None and b"ENCRYPTED" in data:
             wrong = f"its key is encrypted; set {protocol}.tls-key-passphrase to a file with the passphrase"
         elif passphrase is not None and b"ENCRYPTED" in data:
@@ -118,21 +130,38 @@ class TLSSettings(TCPSettings):
             return load_pem_private_key(data, passphrase)
 
 
+def _read(protocol: str, name: str, path: str) -> bytes:
+    """Return the content of the file *path*, which the option *name* names."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        where = f"{protocol}.{typed(name)} {path}"
+        raise ConfigError(f"invalid TLS options of {protocol}: cannot read {where}: {error.strerror}") from error
+
+
 @contextmanager
 def _used(protocol: str, name: str, path: str, wrong: str) -> Iterator[None]:
     """Report an error of the block as one of the file *path*, which the option *name* names.
 
-    :param wrong: what is wrong with the file, if it can be read
+    :param wrong: what is wrong with the file
     """
-    problem = f"invalid TLS options of {protocol}: cannot {{}} {protocol}.{name} {path}"
     try:
-        if path:
-            Path(path).read_bytes()
         yield
-    except OSError as error:
-        raise ConfigError(f"{problem.format('read')}: {error.strerror}") from error
     except (SSL.Error, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{problem.format('use')}: {wrong}") from error
+        where = f"{protocol}.{typed(name)} {path}"
+        raise ConfigError(f"invalid TLS options of {protocol}: cannot use {where}: {wrong}") from error
+
+
+@attrs.frozen
+class TLSFiles:
+    """The files of a listener's TLS options, as they were read.
+
+    :ivar context: the certificate, the key and the authorities, for new connections
+    :ivar contents: what the files had, by option
+    """
+
+    context: SSL.Context
+    contents: Mapping[str, FileContent]
 
 
 @implementer(IOpenSSLServerConnectionCreator)
@@ -142,22 +171,19 @@ class TLS:
 
     settings: TLSSettings
     protocol: str
-    context: SSL.Context
+    files: TLSFiles
 
-    def prepare(self, settings: TLSSettings) -> Callable[[], None]:
-        """Read the files of *settings*, and return a function that uses them for new connections.
-
-        :raises ConfigError: a file is invalid
-        """
-        context = settings.context(self.protocol)
+    def prepare(self, settings: TLSSettings) -> Prepared:
+        """See :meth:`.IReloading.prepare`; new connections use the files of *settings*."""
+        files = settings.read(self.protocol)
 
         def apply() -> None:
-            self.settings, self.context = settings, context
+            self.settings, self.files = settings, files
 
-        return apply
+        return Prepared(apply, files.contents)
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
-        return SSL.Connection(self.context, None)
+        return SSL.Connection(self.files.context, None)
 
 
 class TLSFactory(TLSMemoryBIOFactory):
@@ -181,10 +207,6 @@ class TLSFactory(TLSMemoryBIOFactory):
         if protocol is None or isinstance(protocol, RefusedConnection):
             return protocol
         return cast("IProtocol", self.protocol(self, protocol))
-
-    def prepare(self, settings: TLSSettings) -> Callable[[], None]:
-        """Read the files of *settings*; see :meth:`TLS.prepare`."""
-        return self.tls.prepare(settings)
 
 
 def add_tls(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:

@@ -9,7 +9,7 @@ An option that needs a restart keeps its value, and the answer names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IReloading
-from fyrehose.options import counted, shown_value, typed
+from fyrehose.options import FileContent, counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import Open, check_guarded, key_of
 from fyrehose.server.reload_answer import ReloadAnswer
@@ -158,7 +158,9 @@ class Reloading:
         plan.changed += _differences(listener.name, now, then, _others(then, fixed))
         if changing:
             kept = {name: _values(now)[name] for name in fixed}
-            plan.apply.append(service.prepare(attrs.evolve(reduced, **kept)))
+            prepared = service.prepare(attrs.evolve(reduced, **kept))
+            plan.changed += _replaced(listener.name, service.contents, prepared.contents)
+            plan.apply.append(prepared.apply)
             used = attrs.evolve(listener, settings=attrs.evolve(then, **kept))
             plan.apply.append(lambda: self.stack.listeners.show(used, service))
 
@@ -195,3 +197,12 @@ def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> lis
             values = " -> ".join(shown_value(field, value) or "none" for value in (before, after))
             lines.append(f"{scope}.{typed(field.name)}: {values}")
     return lines
+
+
+def _replaced(scope: str, now: Mapping[str, FileContent], then: Mapping[str, FileContent]) -> list[str]:
+    """Return the options whose files have another content: ``figg.tls-certificate: serial 1F, until 2030-01-31``.
+
+    :param now: the contents in use, by option
+    """
+    changed = [(name, content) for name, content in then.items() if now.get(name, content) != content]
+    return [f"{scope}.{typed(name)}: {content.about or 'the file has another content'}" for name, content in changed]

@@ -355,12 +355,12 @@ class ServerProcess(Service):
         else:
             for line in answer.lines():
                 log.info("reload: {line}", line=line)
+            log.info("reloaded")
         try:
             if self.config.data_dir.is_dir():
                 write_answer(self.config.data_dir, answer)
         except OSError as error:
             log.error("the answer of a reload cannot be written: {error}", error=str(error))
-        log.info("reloaded")
         if self._serving:
             self.manager.ready("serving")
         return answer

@@ -118,7 +118,7 @@ class PluginConformance:
             settings = self.plugin.settings(tls_certificate=own.certificate, tls_key=own.key)
             with skipped_without_extra():
                 service = self.make_service(self.plugin.default_endpoint, settings)
-            service.prepare(settings)()
+            service.prepare(settings).apply()
             Path(own.key).unlink()
             make = partial(self.make_service, self.plugin.default_endpoint)
             for read in (service.prepare, make):

@@ -450,11 +450,11 @@ def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     assert service._admin.token == TOKEN
     path.write_text("another one, as long")
-    service.prepare(settings)()
+    service.prepare(settings).apply()
     assert service._admin.token == "another one, as long"
     path.write_text("short")
     with pytest.raises(ConfigError, match="expected at least"):
-        service.prepare(settings)()
+        service.prepare(settings).apply()
     assert service._admin.token == "another one, as long"
 
 
@@ -465,10 +465,10 @@ def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Pa
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
     peer = Browser.connect(service.factory, watched.clock)
     peer.ask("/api/events", f"Authorization: Bearer {TOKEN}")
-    service.prepare(settings)()
+    service.prepare(settings).apply()
     assert not peer.transport.disconnecting, "it is the same"
     path.write_text("another one, as long")
-    service.prepare(settings)()
+    service.prepare(settings).apply()
     assert peer.transport.disconnecting
     peer.leave()
 

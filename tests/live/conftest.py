@@ -79,12 +79,16 @@ class TwistdServer:
 
     def reload(self) -> None:
         """Let the server read its files again, and wait until it has done so."""
-        before = self.log.count("reloaded")
+        before = self._reloads()
         self.process.send_signal(signal.SIGHUP)
         deadline = time.monotonic() + PATIENCE
-        while self.log.count("reloaded") == before:
+        while self._reloads() == before:
             assert time.monotonic() < deadline, f"the server has not reloaded its files: {self.log}{self.errors}"
             time.sleep(0.01)
+
+    def _reloads(self) -> int:
+        """Return how many reloads have succeeded or failed."""
+        return len(re.findall(r"\] (?:reloaded|reload: nothing was changed: .*)$", self.log, re.MULTILINE))
 
     def ended(self) -> int:
         """Wait until the server has ended by itself; return its exit status."""

@@ -16,7 +16,7 @@ from twisted.internet.testing import StringTransport
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import identify
-from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
+from fyrehose.net.tls import TLS, TLSFactory, TLSSettings, add_tls
 from fyrehose.options import build
 from fyrehose.testing.certificates import Authority
 
@@ -51,9 +51,13 @@ class Met:
 
 
 def meet(settings: TLSSettings, client: ssl.SSLContext) -> Met:
-    """Return a client at a server, without sockets."""
+    """Return a client at a server with *settings*, without sockets."""
     tls = settings.tls("toy")
     assert tls is not None
+    return meet_server(tls, client)
+
+
+def meet_server(tls: TLS, client: ssl.SSLContext) -> Met:
     inside = Echo()
     factory = Factory()
     factory.buildProtocol = lambda addr: inside  # type: ignore[method-assign,assignment]
@@ -203,22 +207,53 @@ def test_reloaded_certificates_apply_to_new_connections(authority: Authority, tm
     factory.buildProtocol = lambda addr: Echo()  # type: ignore[method-assign]
     listening = add_tls("toy", "tcp:1", factory, TLSSettings(tls_certificate=str(path)), Clock())
     assert listening is not None
-    before = listening.tls.context
+    before = listening.tls.files.context
     other = Authority(tmp_path, "other")
     use(other.issue("server", "localhost"))
-    listening.prepare(listening.tls.settings)()
-    assert listening.tls.context is not before
+    listening.tls.prepare(listening.tls.settings).apply()
+    assert listening.tls.files.context is not before
     trusting = ssl.create_default_context(cafile=other.certificate)
     assert meet(listening.tls.settings, trusting).answer == b"hello"
-    good = listening.tls.context
+    good = listening.tls.files.context
     for content in ("", "nonsense"):
         path.write_text(content)
         with pytest.raises(ConfigError, match="invalid TLS options of toy"):
-            listening.prepare(listening.tls.settings)()
+            listening.tls.prepare(listening.tls.settings).apply()
     path.unlink()
     with pytest.raises(ConfigError, match="No such file"):
-        listening.prepare(listening.tls.settings)()
-    assert listening.tls.context is good
+        listening.tls.prepare(listening.tls.settings).apply()
+    assert listening.tls.files.context is good
+
+
+def test_applying_a_reload_reads_no_file_again(authority: Authority, tmp_path: Path) -> None:
+    paths = {name: tmp_path / name for name in ("certificate", "key", "authorities")}
+    own, other = authority.issue("server", "localhost"), Authority(tmp_path, "other").issue("server", "localhost")
+    paths["authorities"].write_bytes(Path(authority.certificate).read_bytes())
+
+    def use(issued: Any) -> None:
+        paths["certificate"].write_bytes(Path(issued.certificate).read_bytes())
+        paths["key"].write_bytes(Path(issued.key).read_bytes())
+
+    use(other)
+    settings = TLSSettings(
+        tls_certificate=str(paths["certificate"]),
+        tls_key=str(paths["key"]),
+        tls_authorities=str(paths["authorities"]),
+        tls_client_auth="required",
+    )
+    tls = settings.tls("toy")
+    assert tls is not None
+    use(own)
+    prepared = tls.prepare(settings)
+    assert {name for name in prepared.contents if prepared.contents[name] != tls.files.contents[name]} == {
+        "tls_certificate",
+        "tls_key",
+    }
+    for path in paths.values():
+        path.unlink()
+    prepared.apply()
+    assert tls.files.contents == prepared.contents
+    assert meet_server(tls, client(authority, "beat")).answer == b"hello"
 
 
 def test_tls_is_added_only_to_plain_endpoints(authority: Authority) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
@@ -23,9 +24,21 @@ from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
 from fyrehose.server.reloading import CHANGEABLE
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal, RecordingSink
+from fyrehose.testing.certificates import Authority
 from tests.doubles.own_process import Ending
 
 PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interface=127.0.0.1"\n'
+
+
+#: A listener with a certificate and one with a token, for the end of PAGE.
+ENCRYPTED = """
+"figg/tls" = "tcp:8129:interface=127.0.0.1"
+admin = "tcp:8118:interface=127.0.0.1"
+[option."figg/tls"]
+tls-certificate = "own.pem"
+[option.admin]
+token-file = "token"
+"""
 
 
 class Journal(MemoryJournal):
@@ -243,6 +256,39 @@ def test_idle_streams_are_retired_after_a_reload_that_enables_it(world: World) -
     assert "idle streams" in names
     world.reload(PAGE)
     assert "idle streams" not in [service.name for service in world.server.fyrehose]
+
+
+def test_a_replaced_file_is_named_even_if_no_option_differs(world: World, log_lines: list[str]) -> None:
+    authority = Authority(world.folder)
+
+    def renew() -> str:
+        """Replace the certificate and its key; return the new certificate as a reload describes it."""
+        issued = authority.issue("server", "localhost")
+        data = Path(issued.certificate).read_bytes()
+        (world.folder / "own.pem").write_bytes(data + Path(issued.key).read_bytes())
+        certificate = load_pem_x509_certificate(data)
+        ends = certificate.not_valid_after_utc.date().isoformat()
+        return f"serial {certificate.serial_number:X}, until {ends}"
+
+    renew()
+    world.write("0123456789abcdef\n", "token")
+    world.reload(PAGE + ENCRYPTED)
+    assert world.reload() == ReloadAnswer()
+    world.write("0123456789abcdef\na comment\n", "token")
+    assert world.reload() == ReloadAnswer()
+    world.write("fedcba9876543210\n", "token")
+    assert world.reload().changed == ("admin.token-file: the file has another content",)
+    renewed = renew()
+    log_lines.clear()
+    assert world.reload().changed == (f"figg/tls.tls-certificate: {renewed}",)
+    assert log_lines == [f"reload: figg/tls.tls-certificate: {renewed}", "reloaded"]
+    assert world.reload() == ReloadAnswer()
+
+
+def test_a_failed_reload_is_not_logged_as_success(world: World, log_lines: list[str]) -> None:
+    world.reload("[listen")
+    (line,) = log_lines
+    assert line.startswith(f"reload: nothing was changed: invalid --config {world.folder}/fyrehose.toml")
 
 
 def test_reloads_are_counted_and_logged(world: World, log_lines: list[str]) -> None:

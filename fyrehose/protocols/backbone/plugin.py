@@ -6,7 +6,7 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
@@ -19,8 +19,9 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading, Prepared
 from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.options import FileContent
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
@@ -55,6 +56,7 @@ class BackboneService(Service):
     def __init__(self, port: UDPPort, protocol: BackboneProtocol) -> None:
         self._port = port
         self._protocol = protocol
+        self.contents: dict[str, FileContent] = {}
 
     def startService(self) -> Deferred[UDPPort]:
         """Bind the port and serve.
@@ -77,9 +79,9 @@ class BackboneService(Service):
         """Return the options that a running server cannot change: the stream, because clients are subscribed to it."""
         return ("stream",)
 
-    def prepare(self, settings: BackboneSettings) -> Callable[[], None]:
-        """Return a function that applies *settings*; there are no files to read first."""
-        return partial(self._protocol.change, settings)
+    def prepare(self, settings: BackboneSettings) -> Prepared:
+        """Return what applies *settings*; there are no files to read first."""
+        return Prepared(partial(self._protocol.change, settings))
 
     def stopService(self) -> Deferred[None]:
         """Stop serving.

@@ -6,7 +6,7 @@ in: host, port, settings      out: the listening ports; an orderly stop that doe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.identity import Action, Identity
-from fyrehose.interfaces import IBroker, IConnected, IReloading
+from fyrehose.interfaces import IBroker, IConnected, IReloading, Prepared
+from fyrehose.options import FileContent
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.connections import BAD, LEFT, TIMEOUT, UNKNOWN, Connections, Handshakes
 from fyrehose.protocols.eventbus.server import EventBusServer
@@ -219,12 +220,18 @@ class EventBusService(Service):
         """Return the options with which ZeroMQ's sockets were made, or on which connected clients rely."""
         return FIXED
 
-    def prepare(self, settings: EventBusSettings) -> Callable[[], None]:
-        """Read the clients' keys again, and return a function that uses them and the rest of *settings*.
+    @property
+    def contents(self) -> Mapping[str, FileContent]:
+        """Return the keys of the clients."""
+        return self._authenticator.contents
+
+    def prepare(self, settings: EventBusSettings) -> Prepared:
+        """Read the clients' keys again, and return what uses them and the rest of *settings*.
 
         :raises ConfigError: the keys cannot be read
         """
-        return partial(self._use, settings, self._make_authenticator(settings))
+        authenticator = self._make_authenticator(settings)
+        return Prepared(partial(self._use, settings, authenticator), authenticator.contents)
 
     def _use(self, settings: EventBusSettings, authenticator: Authenticator) -> None:
         self._settings, self._authenticator = settings, authenticator

@@ -20,6 +20,7 @@ import attrs
 from zmq.utils import z85
 
 from fyrehose.identity import Action, Identity
+from fyrehose.options import FileContent
 
 #: The address at which ZeroMQ expects the ZAP handler of a context.
 ADDRESS = "inproc://zeromq.zap.01"
@@ -57,6 +58,11 @@ class Authenticator:
     permits: Callable[[Identity, Action], bool] = lambda identity, action: True
     clients: frozenset[bytes] | None = None
     curve: bool = False
+
+    @property
+    def contents(self) -> dict[str, FileContent]:
+        """Return the keys of the clients as the content of their option; see :class:`.IReloading`."""
+        return {} if self.clients is None else {"client_keys": FileContent.of(b"\n".join(sorted(self.clients)))}
 
     def answer(self, frames: Sequence[bytes], number: int) -> Answer:
         """Return the answer to a ZAP request, also to an invalid one; never raise.

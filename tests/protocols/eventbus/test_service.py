@@ -365,10 +365,10 @@ def test_policy_change_closes_forbidden_connections(make_service: Any, monkeypat
     for descriptor in (1, 2):
         running.fake.monitors[0].happened(ACCEPTED, descriptor)
     assert running.ask() == b"200"
-    running.service.prepare(running.service._settings)()
+    running.service.prepare(running.service._settings).apply()
     assert closed == []
     running.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "subscribe": "*"}]}))
-    running.service.prepare(running.service._settings)()
+    running.service.prepare(running.service._settings).apply()
     assert closed == [(5556, 1)]
     assert running.ask() == b"400"
     running.service.stopService()
@@ -382,12 +382,12 @@ def test_reload_reads_client_keys_again(make_service: Any, tmp_path: Path) -> No
     running = make_service(server_key=secret, client_keys=str(clients))
     assert len(running.service._authenticator.clients) == 1
     create_certificates(clients, "two")
-    running.service.prepare(running.service._settings)()
+    running.service.prepare(running.service._settings).apply()
     assert len(running.service._authenticator.clients) == 2
     for path in clients.iterdir():
         path.unlink()
     with pytest.raises(ConfigError, match="no client key in"):
-        running.service.prepare(running.service._settings)()
+        running.service.prepare(running.service._settings).apply()
     assert len(running.service._authenticator.clients) == 2
 
 
@@ -396,7 +396,7 @@ def test_reload_applies_options_that_are_checked_for_each_message(make_service: 
     running.start()
     service = running.service
     changed = attrs.evolve(service._settings, dedup=True, timeout=7.0, max_connections=1_000)
-    service.prepare(changed)()
+    service.prepare(changed).apply()
     session = service._server._session
     assert (session._settings.dedup, service._server._settings.timeout) == (True, 7.0)
     assert service._connections.most == 1_000
@@ -411,5 +411,5 @@ def test_reload_reads_the_keys_of_another_directory(make_service: Any, tmp_path:
         for number in range(count):
             create_certificates(tmp_path / name, f"client{number}")
     running = make_service(server_key=secret, client_keys=str(tmp_path / "few"))
-    running.service.prepare(attrs.evolve(running.service._settings, client_keys=str(tmp_path / "many")))()
+    running.service.prepare(attrs.evolve(running.service._settings, client_keys=str(tmp_path / "many"))).apply()
     assert len(running.service._authenticator.clients) == 3
