@@ -19,6 +19,19 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+#: The key of an authority signs certificates and revocation lists, nothing else.
+_OF_AN_AUTHORITY = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
 
 @attrs.frozen(kw_only=True)
 class Issued:
@@ -33,12 +46,14 @@ class Authority:
     """A certificate authority that issues certificates into a directory.
 
     :ivar issuer: the authority that issued this authority's certificate; None if that is self-signed
+    :ivar key_usage: whether its certificate has the extension keyUsage, which RFC 5280 requires; many old ones lack it
     :ivar certificate: the file of this authority's certificate
     """
 
     directory: Path
     name: str = "authority"
     issuer: Authority | None = None
+    key_usage: bool = True
     certificate: str = attrs.field(init=False)
     _key: ec.EllipticCurvePrivateKey = attrs.field(factory=lambda: ec.generate_private_key(ec.SECP256R1()), init=False)
     _own: x509.Certificate = attrs.field(init=False)
@@ -78,6 +93,7 @@ class Authority:
         self, name: str | None, key: ec.EllipticCurvePrivateKey, others: tuple[str, ...], authority: bool
     ) -> x509.Certificate:
         now = datetime.now(UTC)
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = (
             x509.CertificateBuilder()
             .subject_name(_named(name))
@@ -87,7 +103,11 @@ class Authority:
             .not_valid_before(now - timedelta(hours=1))
             .not_valid_after(now + timedelta(days=1))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(signer, critical=False)
         )
+        if authority and self.key_usage:
+            builder = builder.add_extension(_OF_AN_AUTHORITY, critical=True)
         if others:
             builder = builder.add_extension(x509.SubjectAlternativeName([_other(each) for each in others]), False)
         return builder.sign(self._key, hashes.SHA256())
