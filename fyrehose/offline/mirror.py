@@ -222,6 +222,8 @@ class Replica:
     def delete_before(self, position: int) -> None:
         """Delete the segments that end at *position* or before, the oldest first."""
         found = [segment.base for segment in scan.segments(self.directory)]
+        if not found:
+            return
         ends = found[1:]
         deletion = Deletion(self.directory, self.files)
         deletion.segments = [

@@ -8,37 +8,50 @@ range of bytes.  Meanwhile, the journal's server keeps appending and deleting ol
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPSConnection, InvalidURL
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import ClassVar, Protocol
-from urllib.parse import urlsplit
+from typing import ClassVar, Protocol, TypeVar
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalUnreachable
+from fyrehose.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalError,
+    JournalUnreachable,
+    RemoteProtocolError,
+    os_reason,
+)
 from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.subscriptions import FileSubscription
-from fyrehose.offline.view import Extent, View, differ, look
-from fyrehose.web.tokens import authorization, read_token
+from fyrehose.offline import answers
+from fyrehose.offline.view import View, differ, look
+from fyrehose.web.blocking_client import BlockingClient, is_address
+from fyrehose.web.client_session import FieldLines, ServerAnswer
+from fyrehose.web.tokens import read_token
 
 #: How many bytes are read at a time; smaller ranges would cost more requests over HTTP.
 CHUNK = 4 << 20
 #: How many bytes of a file are read at once if only headers of batches are needed, so that few of their bodies are
 #: read.
 HEADERS = 64 << 10
-#: Timeout of a request, in seconds.
+#: Timeout of a request, in seconds: see BlockingClient.
 TIMEOUT = 30.0
+#: Limit of an answer in JSON, in bytes: it lists half a million segments.
+MOST_JSON = 16 << 20
+#: The longest part of an answer that an error shows, in bytes.
+MOST_SHOWN = 200
 #: The environment variable that names the file with a server's token.
 TOKEN_FILE = "FYREHOSE_TOKEN_FILE"
 #: How often a request is tried.
 TRIES = 4
+
+T = TypeVar("T")
 
 
 class Missing(Exception):
@@ -167,20 +180,19 @@ class RemoteJournal:
     """The address of a ``fyrehose journal serve``; see :class:`Place` for the methods.
 
     :ivar token: the token to send, if any; Spark's workers get it with the pickled place, and need no file
+    :ivar timeout: of a request, in seconds: see BlockingClient
     """
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
+    timeout: float = TIMEOUT
     for_headers: ClassVar[int] = CHUNK  # Each read is a request, so few large ones cost less.
 
     def __str__(self) -> str:
         return self.url
 
     def view(self) -> View:
-        with self._checking_answers():
-            fields = json.loads(_request(self, "GET", "/journal"))
-            segments = tuple(Extent(int(base), int(end)) for base, end in fields["segments"])
-            return View(int(fields["mark"]), segments, bytes.fromhex(fields.get("identity", UNKNOWN.hex())))
+        return self._asked("/journal", answers.view)
 
     def name(self, base: int) -> str:
         return f"{self.url}/segments/{base:016x}"
@@ -192,31 +204,31 @@ class RemoteJournal:
             return None
 
     def snapshots(self) -> list[int]:
-        with self._checking_answers():
-            return [int(position) for position in json.loads(_request(self, "GET", "/journal")).get("snapshots", [])]
+        return self._asked("/journal", answers.snapshots)
 
     def snapshot(self, position: int) -> bytes:
         return _request(self, "GET", f"/snapshots/{position:016x}")
 
     def subscriptions(self) -> list[FileSubscription]:
-        with self._checking_answers():
-            found = json.loads(_request(self, "GET", "/subscriptions")).items()
-            return [FileSubscription(name, int(fields["position"]), int(fields["time"])) for name, fields in found]
+        return self._asked("/subscriptions", answers.subscriptions)
 
     def open(self, base: int, limit: int) -> scan.SegmentReader:
         return scan.SegmentReader(Path(f"/segments/{base:016x}"), base, _Remote(self), limit=limit, ahead=CHUNK)
 
     def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
         check_identity(self, identity)
-        _request(self, "PUT", f"/subscriptions/{subscriptions.checked_name(name)}", str(position).encode())
+        _request(self, "PUT", f"/subscriptions/{subscriptions.checked_name(name)}", b"%d" % position)
 
-    @contextmanager
-    def _checking_answers(self) -> Iterator[None]:
-        """Raise a JournalError if the answer cannot be that of a ``fyrehose journal serve``."""
+    def _asked(self, path: str, decode: Callable[[bytes], T]) -> T:
+        """Return the decoded answer to a request for JSON.
+
+        :raises JournalError: it cannot be that of a ``fyrehose journal serve``
+        """
         try:
-            yield
-        except (Missing, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"the server at {self.url} is no `fyrehose journal serve`") from error
+            return decode(_request(self, "GET", path, largest=MOST_JSON))
+        except (Missing, answers.InvalidAnswer) as error:
+            why = f": {error}" if isinstance(error, answers.InvalidAnswer) else ""
+            raise JournalError(f"the server at {self.url} is no `fyrehose journal serve`{why}") from error
 
 
 def check_identity(place: Place, identity: bytes, view: View | None = None) -> None:
@@ -238,7 +250,7 @@ class _Remote(Files):
 
     def __init__(self, server: RemoteJournal) -> None:
         self._server = server
-        self._connection = _Connection(server.url, server.token)
+        self._connection = _Connection(server)
         self._path = ""
 
     def open(self, path: Path, flags: int) -> int:
@@ -250,77 +262,73 @@ class _Remote(Files):
         self._connection.close()
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
-        return self._connection.request("GET", self._path, headers=headers)
+        headers = (("Range", f"bytes={offset}-{offset + size - 1}"),)
+        return self._connection.request("GET", self._path, headers=headers, largest=size)
 
 
-def _request(server: RemoteJournal, method: str, path: str, body: bytes = b"") -> bytes:
+def _request(
+    server: RemoteJournal, method: str, path: str, body: bytes | None = None, largest: int | None = None
+) -> bytes:
     """Send one request over a new connection, and return the body of the answer."""
-    with closing(_Connection(server.url, server.token)) as connection:
-        return connection.request(method, path, body)
+    with closing(_Connection(server)) as connection:
+        return connection.request(method, path, body, largest=largest)
 
 
-@attrs.define(eq=False)
 class _Connection:
-    """A client of one server, which sends its requests over one connection as long as that stays open."""
+    """A client of one server, which repeats requests without an answer."""
 
-    url: str
-    token: str | None = attrs.field(default=None, repr=False)
-    _http: HTTPConnection | None = attrs.field(default=None, init=False)
+    def __init__(self, server: RemoteJournal) -> None:
+        if not is_address(server.url):
+            raise ConfigError(f"invalid address {server.url!r}: expected http://HOST:PORT")
+        self._server = server
+        self._client = BlockingClient(server.url, server.token, timeout=server.timeout)
 
     def close(self) -> None:
-        if self._http is not None:
-            self._http.close()
-            self._http = None
+        self._client.close()
 
-    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: FieldLines = (), largest: int | None = None
+    ) -> bytes:
         """Send a request, repeat it if there is no answer, and return the body of the answer.
 
+        :param largest: limit of the answer's body, in bytes
         :raises Missing: the server has no such file
         :raises JournalUnreachable: the server does not answer, or answers with a status of 500 or above
         :raises JournalError: the server refuses the request
         """
+        url = self._server.url
         for attempt in range(TRIES):
+            connected = self._client.connected
             try:
-                if self._http is None:
-                    self._http = self._connect()
-                known = {} if self.token is None else {"Authorization": authorization(self.token)}
-                self._http.request(method, path, body or None, {**known, **(headers or {})})
-                answer = self._http.getresponse()
-                return self._checked(path, answer.status, answer.getheader("Content-Type", ""), answer.read())
-            except (OSError, HTTPException) as error:
-                self.close()
-                if attempt == TRIES - 1:
-                    why = (error.strerror if isinstance(error, OSError) else "") or repr(error)
+                return self._checked(path, self._client.ask(method, path, body, headers, largest))
+            except RemoteProtocolError as error:
+                why = str(error)[:MOST_SHOWN]
+                raise JournalUnreachable(f"{url} does not answer as `fyrehose journal serve` does: {why!r}") from error
+            except OSError as error:
+                # A lost connection is worth another try; a server that took the whole time of a request is not, unless
+                # only the connection was dead.
+                if attempt == TRIES - 1 or (isinstance(error, TimeoutError) and not connected):
                     raise JournalUnreachable(
-                        f"{self.url} does not answer: {why}; is `fyrehose journal serve` running?"
+                        f"{url} does not answer: {os_reason(error)}; is `fyrehose journal serve` running?"
                     ) from error
                 time.sleep(0.2 * 2**attempt)
         raise AssertionError("unreachable: the last try raises or returns")
 
-    def _connect(self) -> HTTPConnection:
-        kind = HTTPSConnection if self.url.startswith("https:") else HTTPConnection
-        try:
-            parts = urlsplit(self.url)
-            if not parts.hostname:
-                raise ValueError("expected a host name behind http://")
-            return kind(parts.hostname, parts.port, timeout=TIMEOUT)
-        except (ValueError, InvalidURL) as error:
-            raise ConfigError(f"invalid address {self.url!r}: expected http://HOST:PORT") from error
-
-    def _checked(self, path: str, status: int, media_type: str, data: bytes) -> bytes:
-        if status == 404 and media_type != "application/json":  # A proxy does not know whether a file was deleted.
-            raise JournalUnreachable(f"{self.url} is no `fyrehose journal serve`, or a proxy answered for it with 404")
+    def _checked(self, path: str, answer: ServerAnswer) -> bytes:
+        url, status = self._server.url, answer.status
+        if status == 404 and answer.media_type != "application/json":
+            # A proxy does not know whether a file was deleted.
+            raise JournalUnreachable(f"{url} is no `fyrehose journal serve`, or a proxy answered for it with 404")
         if status == 404:
-            raise Missing(self.url + path)
+            raise Missing(url + path)
         if status == 416:
             return b""  # the range begins behind the end of the file
         if status == 401:
             hint = f"name a file that contains it with --token-file, the option tokenFile, or {TOKEN_FILE}"
-            raise JournalError(
-                f"{self.url} requires a token: {hint if self.token is None else 'the token that was sent is wrong'}"
-            )
+            wrong = "the token that was sent is wrong"
+            raise JournalError(f"{url} requires a token: {hint if self._server.token is None else wrong}")
         if status >= 300:
             kind = JournalUnreachable if status >= 500 else JournalError
-            raise kind(f"{self.url}{path}: {status} {data[:200].decode(errors='replace').strip()}")
-        return data
+            text = answer.body[:MOST_SHOWN].decode(errors="replace").strip()
+            raise kind(f"{url}{path}: {status} {text!r}")
+        return answer.body

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import json
 import time
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from struct import Struct
 from urllib.parse import quote, urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, PublishError
+from fyrehose.errors import ConfigError, PublishError, RemoteProtocolError
 from fyrehose.records import Buffer
 from fyrehose.spark.publisher import encoded_name, pace
-from fyrehose.web.tokens import authorization
+from fyrehose.web.blocking_client import BlockingClient
+from fyrehose.web.client_session import ServerAnswer
 
 #: The largest chunk, in bytes, including the lengths of its messages: the server accepts so much in one publish.
 CHUNK = 1 << 20
@@ -73,8 +73,11 @@ class KeyedPublisher:
     buffered: int = attrs.field(default=0, init=False)
     #: number of sent chunks of each stream
     _sent: dict[str, int] = attrs.field(factory=dict, init=False)
-    _connection: HTTPConnection | None = attrs.field(default=None, init=False)
+    _client: BlockingClient = attrs.field(init=False)
     _began: float = attrs.field(factory=time.monotonic, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._client = BlockingClient(self.url, self.token, timeout=self.patience, largest=CHUNK)
 
     def publish(self, stream: str, payload: Buffer) -> None:
         """Add one message to a chunk, and send the chunk if it is full; blocks while a chunk is sent.
@@ -100,9 +103,7 @@ class KeyedPublisher:
 
     def close(self) -> None:
         """Close the connection; messages that were not acknowledged may or may not be published."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._client.close()
 
     def _send(self, stream: str) -> None:
         """Send the chunk of a stream until it is acknowledged."""
@@ -115,8 +116,6 @@ class KeyedPublisher:
             body = b"".join(part for each in chunk.messages for part in (_LENGTH.pack(len(each)), each))
         else:
             (body,) = chunk.messages
-        if self.token is not None:
-            headers["Authorization"] = authorization(self.token)
         pace(self._began, self.acknowledged + len(chunk.messages), self.rate)
         target = f"/streams/{quote(stream, safe='')}"
         until, pause = time.monotonic() + self.patience, self.first_pause
@@ -137,15 +136,11 @@ class KeyedPublisher:
         :raises PublishError: the server refuses the request
         """
         try:
-            if self._connection is None:
-                self._connection = connection(self.url, self.patience)
-            self._connection.request("POST", target, body, headers)
-            answer = self._connection.getresponse()
-            data = answer.read(CHUNK)
-        except (OSError, HTTPException) as error:
+            answer = self._client.ask("POST", target, body, tuple(headers.items()))
+        except (OSError, RemoteProtocolError) as error:
             return str(error) or type(error).__name__
         if answer.status in _TEMPORARY:
-            return _said(answer, data)
+            return _said(answer)
         if answer.status == 422:
             raise PublishError(
                 f"the task ran before with other rows, or in another order, under the key "
@@ -154,22 +149,14 @@ class KeyedPublisher:
                 "jobs have different ids"
             )
         if answer.status != 200:
-            raise PublishError(f"{self.url} refuses to publish: {_said(answer, data)}")
+            raise PublishError(f"{self.url} refuses to publish: {_said(answer)}")
         try:
-            published = json.loads(data)["count"]
-        except (ValueError, KeyError, TypeError):
-            raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {data[:80]!r}") from None
+            published = json.loads(answer.body)["count"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {answer.body[:80]!r}") from None
         if published != count:
             raise PublishError(f"{self.url} acknowledged {published} messages of {count}; use a server of this version")
         return None
-
-
-def connection(url: str, timeout: float) -> HTTPConnection:
-    """Return a connection to a server; it connects when the first request is sent."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None, "parse_url has checked it"
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=timeout)
 
 
 def parse_url(text: str) -> str:
@@ -191,10 +178,10 @@ def parse_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _said(answer: HTTPResponse, data: bytes) -> str:
+def _said(answer: ServerAnswer) -> str:
     """Return the status and the error of an answer."""
     try:
-        detail = json.loads(data)["error"]
-    except (ValueError, KeyError, TypeError):
-        detail = data[:200].decode(errors="replace")
+        detail = json.loads(answer.body)["error"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        detail = answer.body[:200].decode(errors="replace")
     return f"status {answer.status}: {detail}"

@@ -166,8 +166,13 @@ class CollectedAnswer:
 
     largest: int = LARGEST
     _head: ServerAnswer = attrs.field(default=ServerAnswer(0), init=False)
-    _pieces: list[Buffer] = attrs.field(factory=list, init=False)
-    _size: int = attrs.field(default=0, init=False)
+    #: Not a list of pieces: a peer may send millions of pieces of one byte, each of which would be an object.
+    _body: bytearray = attrs.field(factory=bytearray, init=False)
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes of the body have arrived."""
+        return len(self._body)
 
     def add(self, event: ServerAnswer | Buffer) -> ServerAnswer | None:
         """Add an event of a session; return the answer at its end.
@@ -177,12 +182,10 @@ class CollectedAnswer:
         if isinstance(event, ServerAnswer):
             self._head = event
         elif event:
-            self._pieces.append(event)
-            self._size += len(event)
-            if self._size > self.largest:
+            self._body += event
+            if self.size > self.largest:
                 raise RemoteProtocolError(f"the answer exceeds {self.largest} bytes")
         else:
-            body = b"".join(self._pieces)
-            self._pieces, self._size = [], 0
-            return attrs.evolve(self._head, body=body)
+            body, self._body = self._body, bytearray()
+            return attrs.evolve(self._head, body=bytes(body))
         return None

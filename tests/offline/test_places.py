@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
@@ -69,63 +70,61 @@ def test_a_served_journal_is_read_like_a_directory(written: Any, serve: Callable
     assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
 
 
+@attrs.define(eq=False)
 class Local:
-    """An HTTP connection to a site in this very process.
-
-    :ivar asked: the requests, in order
-    """
+    """A site in this very process, whose answers a server of another thread sends."""
 
     directory: Path
-    asked: list[tuple[str, str]]
     token: str | None = None
+    there: Answering = attrs.field(init=False)
 
-    def __init__(self, host: str, port: int | None, timeout: float) -> None:
-        assert (host, port, timeout) == ("here", 80, places.TIMEOUT)
-        self._clock = Clock()
-        self._factory = ServeFactory(self.directory, token=self.token, reactor=self._clock)
-        self._answer = b""
+    def __attrs_post_init__(self) -> None:
+        self.there = Answering(self._answers(), stays=True)
 
-    def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> None:
-        self.asked.append((method, path))
-        transport = StringTransport()
-        connection: Any = self._factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
+    @property
+    def url(self) -> str:
+        return self.there.url
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the methods of the requests, in order."""
+        return [method for method, *_ in self.there.requests]
+
+    def _answers(self) -> Iterator[bytes]:
+        while True:
+            yield self._answer(*self.there.requests[-1])
+
+    def _answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        clock, transport = Clock(), StringTransport()
+        factory = ServeFactory(self.directory, token=self.token, reactor=clock)
+        connection: Any = factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
         connection.makeConnection(transport)
-        lines = [f"{method} {path} HTTP/1.1", "Host: here", *(f"{name}: {text}" for name, text in headers.items())]
-        lines += [f"Content-Length: {len(body or b'')}", "Connection: close", "", ""]
-        connection.dataReceived("\r\n".join(lines).encode() + (body or b""))
-        while any(call.getTime() <= self._clock.seconds() for call in self._clock.getDelayedCalls()):
-            self._clock.advance(0)  # a file is sent in several turns
-        self._answer = transport.value()
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {text}" for name, text in headers.items()), "", ""]
+        connection.dataReceived("\r\n".join(lines).encode() + body)
+        while any(call.getTime() <= clock.seconds() for call in clock.getDelayedCalls()):
+            clock.advance(0)  # a file is sent in several turns
         connection.connectionLost(Failure(ConnectionDone()))
-
-    def getresponse(self) -> SimpleNamespace:
-        head, _, body = self._answer.partition(b"\r\n\r\n")
-        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
-        return SimpleNamespace(status=int(head.split()[1]), getheader=fields.get, read=lambda: body)
-
-    def close(self) -> None:
-        pass
+        return transport.value()
 
 
 @pytest.fixture
-def local(written: Any, monkeypatch: pytest.MonkeyPatch) -> type[Local]:
-    monkeypatch.setattr(Local, "directory", written.directory, raising=False)
-    monkeypatch.setattr(Local, "asked", [], raising=False)
-    monkeypatch.setattr(places, "HTTPConnection", Local)
-    return Local
+def local(written: Any) -> Iterator[Local]:
+    served = Local(written.directory)
+    with served.there:
+        yield served
 
 
-def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, local: type[Local]) -> None:
-    server, directory = place("http://here:80/"), place(str(written.directory))
+def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, local: Local) -> None:
+    server, directory = place(f"{local.url}/"), place(str(written.directory))
     assert server.view() == directory.view()
     assert [server.index(base) for base in written.journal.store.bases] == [
         directory.index(base) for base in written.journal.store.bases
     ]
     assert server.index(written.journal.store.bases[-1]) is None
     extent = directory.view().segments[1]
-    with pytest.raises(Missing, match=r"^http://here:80/segments/00000000000000ff$"):
+    with pytest.raises(Missing, match=rf"^{local.url}/segments/00000000000000ff$"):
         server.open(255, 1 << 20)
-    assert server.name(extent.base) == f"http://here:80/segments/{extent.base:016x}"
+    assert server.name(extent.base) == f"{local.url}/segments/{extent.base:016x}"
     reader = server.open(extent.base, extent.end)
     whole = bytes(reader.read(extent.base, extent.end - extent.base))
     assert whole == scan.path_of(written.directory, extent.base).read_bytes()
@@ -146,13 +145,11 @@ def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, loc
     assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
 
 
-def test_a_segment_is_requested_over_http_in_large_pieces(
-    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = place("http://here:80").open(0, 1 << 30)
+def test_a_segment_is_requested_over_http_in_large_pieces(written: Any, local: Local) -> None:
+    reader = place(local.url).open(0, 1 << 30)
     for at in range(0, 2000, 100):
         assert bytes(reader.read(at, 100)) == scan.path_of(written.directory, 0).read_bytes()[at : at + 100]
-    assert [method for method, _ in local.asked] == ["HEAD", "GET"]
+    assert local.asked == ["HEAD", "GET"]
     reader.close()
 
 
@@ -160,12 +157,13 @@ def test_a_segment_is_requested_over_http_in_large_pieces(
     ("sent", "said"), [(None, "requires a token: name a file"), ("other", "the token that was sent is wrong")]
 )
 def test_a_token_is_sent_and_a_client_without_one_is_told_which_option_to_use(
-    written: Any, local: type[Local], monkeypatch: pytest.MonkeyPatch, sent: str | None, said: str
+    written: Any, sent: str | None, said: str
 ) -> None:
-    monkeypatch.setattr(Local, "token", "0123456789abcdef")
-    assert RemoteJournal("http://here:80", "0123456789abcdef").view() == place(str(written.directory)).view()
-    with pytest.raises(JournalError, match=said):
-        RemoteJournal("http://here:80", sent).view()
+    local = Local(written.directory, "0123456789abcdef")
+    with local.there:
+        assert RemoteJournal(local.url, "0123456789abcdef").view() == place(str(written.directory)).view()
+        with pytest.raises(JournalError, match=said):
+            RemoteJournal(local.url, sent).view()
 
 
 @pytest.mark.live
@@ -231,9 +229,9 @@ def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None
     [
         ([b"", b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + b'{"mark": 0, "segments": []}\n  '], None),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n" + b"cut off"] * 4, "does not answer"),
-        ([b"HTTP/1.1 500 Not Now\r\nContent-Length: 9\r\n\r\nno\nreason"], "/journal: 500 no"),
+        ([b"HTTP/1.1 500 Not Now\r\nContent-Length: 9\r\n\r\nno\nreason"], "/journal: 500 'no"),
         ([b"HTTP/1.1 300 Many\r\nContent-Length: 0\r\n\r\n"], "/journal: 300"),
-        ([b"rubbish\r\n\r\n"] * 4, "does not answer"),
+        ([b"rubbish\r\n\r\n"], "does not answer as"),
         ([b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"], "is no `fyrehose journal serve`"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"], "is no `fyrehose journal serve`"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"], "is no `fyrehose journal serve`"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import ssl
 from collections.abc import Callable
 from functools import wraps
@@ -19,7 +18,7 @@ from fyrehose.errors import ConfigError, FyrehoseError, RemoteProtocolError, os_
 from fyrehose.imports import ADMIN
 from fyrehose.net.clients import ServerUnavailable
 from fyrehose.options import why_unreadable
-from fyrehose.web.blocking_client import BlockingClient
+from fyrehose.web.blocking_client import BlockingClient, is_address
 from fyrehose.web.client_session import TEMPORARY, ServerAnswer
 
 #: Timeout of one request, in seconds.
@@ -53,15 +52,9 @@ class RemoteServer:
 
         :raises ConfigError: the URL is invalid, or a file cannot be read or used
         """
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            usable = usable and parts.username is None and url.isascii() and not re.search(r"[\s\0-\x20\x7f?#]", url)
-        except ValueError:
-            usable = False
-        if not usable:
+        if not is_address(url):
             raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
-        context = _context(authorities) if parts.scheme == "https" else None
+        context = _context(authorities) if url.startswith("https:") else None
         return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default, authorities)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
