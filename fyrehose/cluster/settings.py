@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from fyrehose.client_tls import client_context
 from fyrehose.cluster.members import MAX_MEMBERS, MAX_NAME, is_name
 from fyrehose.errors import ConfigError
 from fyrehose.options import count, duration, file_path, option, size, typed, within
@@ -109,7 +110,7 @@ class ReplicationSettings:
     def _tls(self) -> ssl.SSLContext:
         file = f"tls-authorities {self.tls_authorities}"
         try:
-            context = ssl.create_default_context(cafile=self.tls_authorities or None)
+            context = client_context(self.tls_authorities or None)
             if self.tls_certificate:
                 file = f"tls-certificate {self.tls_certificate} and tls-key {self.tls_key}"
                 context.load_cert_chain(self.tls_certificate, self.tls_key)

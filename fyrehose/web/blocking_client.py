@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from fyrehose.client_tls import client_context
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.records import Buffer
 from fyrehose.web.client_session import LARGEST, ClientSession, CollectedAnswer, FieldLines, ServerAnswer
@@ -127,6 +128,6 @@ class BlockingClient:
         made = socket.create_connection((host, parts.port or (443 if secure else 80)), self.timeout)
         self._socket = made  # so that close() finds it if the handshake fails
         if secure:
-            made = self._socket = (self.context or ssl.create_default_context()).wrap_socket(made, server_hostname=host)
+            made = self._socket = (self.context or client_context()).wrap_socket(made, server_hostname=host)
         self._session = ClientSession(parts.netloc, self.token)
         return made

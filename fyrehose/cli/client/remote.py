@@ -14,6 +14,7 @@ import attrs
 import click
 
 from fyrehose.cli.client.values import DEFAULT_URL, HTTP_URL
+from fyrehose.client_tls import client_context
 from fyrehose.errors import ConfigError, FyrehoseError, RemoteProtocolError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.net.clients import ServerUnavailable
@@ -224,7 +225,7 @@ def _token(path: Path) -> str:
 
 def _context(authorities: Path | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+        return client_context(None if authorities is None else str(authorities))
     except ssl.SSLError as error:
         raise ConfigError(f"invalid --ca {authorities}: expected a PEM file of certificates") from error
     except OSError as error:
