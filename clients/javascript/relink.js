@@ -194,6 +194,7 @@ export class RelinkPublisher extends Link {
   #base = 0;
   #sent = 0; // the next number to send
   #held = -1; // the last number that the server holds
+  #reported = -1; // the last number that the server's report says to be consumed
   #targeted = {}; // by type of acknowledgement: the number that it targets next
   #writable = false; // whether the connection may carry messages
   #used = false; // whether the link has a channel
@@ -261,6 +262,7 @@ export class RelinkPublisher extends Link {
   linked(resumed) {
     if (resumed) {
       this.#held = this.#base - 1; // earlier `received` do not count: the report says what the server holds
+      this.#reported = -1;
       this.socket.write(packet(RESUME)); // without a report before it: the server opens no channels
       return;
     }
@@ -280,8 +282,11 @@ export class RelinkPublisher extends Link {
   *receive(data) {
     const kind = data[0];
     if (kind === PING) this.socket.write(packet(PONG));
-    else if (kind === RESUME && !this.#writable) this.#resume();
-    else if (kind === SHUTDOWN) this.theirs = true; // the server closes the connection when both peers have sent it
+    else if (kind === RESUME && !this.#writable) {
+      // A report below what was consumed: the server was restored from an older copy, and the link is lost.
+      if (this.#reported < this.#base - 1 && !(this.#closing && !this.#queue.length)) return false;
+      this.#resume();
+    } else if (kind === SHUTDOWN) this.theirs = true; // the server closes the connection when both peers have sent it
     else if (kind === CLOSED && this.#closing && this.#writable && !this.#queue.length) {
       this.#used = false;
       this.#finish();
@@ -303,6 +308,7 @@ export class RelinkPublisher extends Link {
       else one.done?.();
       one.done = undefined;
     }
+    if (kind === CONSUMED) this.#reported = Math.max(this.#reported, number);
     if (kind === CONSUMED && number >= this.#base) {
       this.#queue.splice(0, number + 1 - this.#base);
       this.#base = number + 1;

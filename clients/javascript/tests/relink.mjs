@@ -249,6 +249,32 @@ test("what the server did not store, and what nobody knows, is an error", async 
   losing.destroy();
 });
 
+test("a report below what was consumed ends the link", async (t) => {
+  const consuming = (socket) =>
+    socket.on("data", (data) => data[0] === 0x11 && socket.write(Buffer.from("2500000000000000", "hex")));
+  const serving = (id, ...packets) => async (socket) => {
+    await linked(1, id, ...packets)(socket);
+    consuming(socket);
+  };
+  for (const report of [["2d00 0000 00000000"], []]) {
+    let cut, renewed;
+    const again = new Promise((resolve) => (renewed = resolve));
+    const older = await listening(
+      t,
+      (socket) => serving(2)((cut = socket)),
+      serving(2, ...report, "6000 0000 0000 0000"), // the same link, of which it has consumed one message, or none
+      (socket) => serving(3)(socket).then(renewed),
+    );
+    const publisher = new RelinkPublisher(older, "x");
+    t.after(() => publisher.destroy());
+    await publisher.publish("1");
+    await publisher.publish("2");
+    cut.destroy();
+    await again;
+    await publisher.publish("3"); // on a new link
+  }
+});
+
 test("a violation ends the link, and the next connection begins another one", async (t) => {
   const flags = [];
   const noting = (handler) => (socket) => {

@@ -1,10 +1,10 @@
 """The channels of a link, one at a time: their states, messages, decisions and results.
 
 SENDING and RECEIVING map the state of a channel and an event to the next state; any other combination is an error.
-docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S7 and R1 to R7.  A channel without
+docs/protocols/relink-wire.md is drawn from these tables, and has the rules S1 to S8 and R1 to R7.  A channel without
 transactions, and each of its messages, is *plain*.
 
-One of our own channels (rules S1-S7):
+One of our own channels (rules S1-S8):
 
        consumed        result known     decided        sent
     ---------------|----------------|--------------|------------|  ->
@@ -132,6 +132,10 @@ class SendChannel:
     _messages: deque[Sent] = attrs.field(factory=deque, init=False)
     #: the last decision sent on this connection, and the number of the last message that it covers
     _emitted: tuple[Op, int] | None = attrs.field(default=None, init=False)
+    #: ``base`` when the connection began, and the last message that the peer has said since then to have consumed, if
+    #: it had said so of a later one before
+    resumed: int = attrs.field(default=0, init=False)
+    reported: int = attrs.field(default=-1, init=False)
 
     @property
     def room(self) -> int:
@@ -221,6 +225,7 @@ class SendChannel:
         """
         last = self._sent(self.base if number is None else nearest(number, self.base - 1))
         if last < self.base:
+            self.reported = max(self.reported, last)
             return None
         first = self.base
         while self._messages and self.base <= last:
@@ -286,6 +291,24 @@ class SendChannel:
         """Begin a new connection: reset ``recv``, because the peer's report will say which messages the peer holds."""
         self._emitted = None
         self.recv = self.base - 1
+        self.resumed, self.reported = self.base, -1
+
+    def check_report(self) -> None:
+        """Check that the peer's report, which is complete, has all messages that the peer had consumed before (S8).
+
+        A peer that has forgotten some was restored from an older copy.  It numbers messages differently, so each would
+        be stored again with every report.  A peer forgets a channel that is being closed, and reports nothing for it.
+
+        :raises RemoteProtocolError: the report lacks such messages, so the link is lost
+        """
+        if not self.kept or self.mode is Sending.CLOSING or self.base > self.resumed:
+            return
+        if self.reported < self.base - 1:
+            raise RemoteProtocolError(
+                "report-behind",
+                f"the peer says that it has consumed {self.reported + 1} messages of channel {self.id}, but it had "
+                f"acknowledged {self.base} before: it was restored from an older copy, and the other messages are gone",
+            )
 
     def resend(self) -> Iterator[Message | Operation]:
         """Yield the messages, decisions and ``close`` that the peer lacks according to its report (rules S2, S4)."""

@@ -628,7 +628,12 @@ class Link:
         return found
 
     def _resumed(self) -> list[Event]:
-        """Handle the resume packet, which ends the peer's report: send the messages that it lacks (rules S2, S4)."""
+        """Handle the resume packet, which ends the peer's report: send the messages that it lacks (rules S2, S4, S8).
+
+        :raises RemoteProtocolError: the report lacks messages that the peer had consumed before
+        """
+        for channel in self.sending.values():
+            channel.check_report()
         self.may_send = True
         found: list[Event] = []
         for channel in self.sending.values():

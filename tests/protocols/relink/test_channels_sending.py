@@ -199,6 +199,44 @@ def test_channel_without_payloads_continues_where_the_peer_reports() -> None:
     assert (sent.next, sent.base, sent.unsure) == (42, 42, False)
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("reported", [None, 0, 1])
+def test_report_below_what_was_consumed_proves_that_the_link_is_lost(transactional: bool, reported: int | None) -> None:
+    sent = channel(5, transactional=transactional)
+    sent.add(((b"x",),) * 5)
+    if transactional:
+        sent.decide(Op.ROLLBACK, 2)
+    sent.consumed(2)
+    sent.attach()
+    if reported is not None:
+        assert sent.consumed(reported) is None
+    with pytest.raises(RemoteProtocolError, match=r"has consumed .* it had acknowledged 3") as raised:
+        sent.check_report()
+    assert raised.value.cause == "report-behind"
+    sent.attach()
+    sent.consumed(2)
+    sent.check_report()
+
+
+def test_report_of_a_peer_that_has_forgotten_a_closing_channel_is_accepted() -> None:
+    sent = channel(5, transactional=False)
+    sent.add(((b"x",),))
+    sent.advance(ChannelEvent.CLOSE)
+    sent.consumed(0)
+    sent.advance(ChannelEvent.DRAINED)
+    sent.attach()
+    sent.check_report()
+
+
+def test_report_of_a_peer_that_has_consumed_more_meanwhile_is_accepted() -> None:
+    sent = channel(5, transactional=False)
+    sent.add(((b"x",),) * 3)
+    sent.consumed(0)
+    sent.attach()
+    assert sent.consumed(2) == (1, 2)
+    sent.check_report()
+
+
 def test_sequence_numbers_wrap() -> None:
     sent = channel(transactional=False)
     sent.next = sent.base = 1 << 32

@@ -8,11 +8,14 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol
 
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.relink.events import Resulted, UnknownOutcome
 from fyrehose.protocols.relink.frames import Ack, Op
 from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.session import HelloReceived, ListenerSession
+from fyrehose.testing import MemoryJournal
 
 
 def outcome(done: Deferred[Any]) -> list[Any]:
@@ -73,6 +76,48 @@ def test_lost_link_fails_outstanding_messages(make_client: Any) -> None:
     again = outcome(client.send(b"2"))
     wire.pump()
     assert again == ["done"]
+
+
+def copied(server: Any) -> MemoryJournal:
+    """Return a journal with the messages and the links that *server* has now."""
+    journal = MemoryJournal()
+    broker = Broker(server.clock, journal, Sequencer())
+    broker.open()
+    for stream in (".relink/x", "s"):
+        broker.publish(list(server.journal.read(stream, 1, 1 << 30)))
+    return journal
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_client_takes_a_new_link_if_the_server_was_restored_from_an_older_copy(
+    make_client: Any, make_server: Any, kept: int
+) -> None:
+    lost: list[Any] = []
+    client, wire = make_client(on_lost=lost.append)
+    first = client.link
+    for number in range(kept):
+        client.send(b"%d" % number)
+        wire.pump()
+    copy = copied(wire.server)
+    before = [outcome(client.send(b"lost %d" % number)) for number in range(5)]
+    wire.pump()
+    assert before == [["done"]] * 5
+    wire.server.journal = copy
+    wire.crash()
+    unknown = outcome(client.send(b"on the way"))
+    wire.pump(1)
+    wire.pump(1)
+    wire.pump(1)
+    assert unknown == [UnknownOutcome]
+    assert [[message.parts for message in messages] for messages in lost] == [[(b"on the way",)]]
+    assert client.link is not first
+    after = [outcome(client.send(b"after %d" % number)) for number in range(3)]
+    wire.pump()
+    assert after == [["done"]] * 3
+    wire.crash()
+    wire.pump(1)
+    wire.pump()
+    assert wire.server.payloads() == [b"%d" % number for number in range(kept)] + [b"after 0", b"after 1", b"after 2"]
 
 
 def test_multicast_fires_when_all_channels_have_consumed_it(make_client: Any) -> None:

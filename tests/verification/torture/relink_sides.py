@@ -35,6 +35,8 @@ class WorldLink(Link):
         super().attach(resumed=resumed)
         for id_, recv in held.items() if self.believes else ():
             self.sending[id_].recv = max(recv, self.sending[id_].recv)
+        for channel in self.sending.values():
+            channel.reported = self.origin - 1
 
     def channel(self, channel: int) -> SendChannel:
         new = channel not in self.sending
