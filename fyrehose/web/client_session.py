@@ -31,6 +31,8 @@ LONGEST_RETRY_AFTER = 30.0
 LARGEST = 64 << 20
 #: The longest part of a reason that is shown, in characters.
 MOST_DETAIL = 4 << 10
+#: Pieces of a body that are smaller are kept together, in bytes.
+_SMALL = 4 << 10
 #: The event at the end of an answer.
 END = b""
 
@@ -162,17 +164,13 @@ class CollectedAnswer:
     """An answer whose body is kept in memory until it is complete.
 
     :ivar largest: limit of the body, in bytes
+    :ivar size: how many bytes of the body have arrived
     """
 
     largest: int = LARGEST
     _head: ServerAnswer = attrs.field(default=ServerAnswer(0), init=False)
-    #: Not a list of pieces: a peer may send millions of pieces of one byte, each of which would be an object.
-    _body: bytearray = attrs.field(factory=bytearray, init=False)
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes of the body have arrived."""
-        return len(self._body)
+    _pieces: list[Buffer] = attrs.field(factory=list, init=False)
+    size: int = attrs.field(default=0, init=False)
 
     def add(self, event: ServerAnswer | Buffer) -> ServerAnswer | None:
         """Add an event of a session; return the answer at its end.
@@ -182,10 +180,22 @@ class CollectedAnswer:
         if isinstance(event, ServerAnswer):
             self._head = event
         elif event:
-            self._body += event
+            self._add_piece(event)
             if self.size > self.largest:
                 raise RemoteProtocolError(f"the answer exceeds {self.largest} bytes")
         else:
-            body, self._body = self._body, bytearray()
-            return attrs.evolve(self._head, body=bytes(body))
+            body = b"".join(self._pieces)
+            self._pieces, self.size = [], 0
+            return attrs.evolve(self._head, body=body)
         return None
+
+    def _add_piece(self, piece: Buffer) -> None:
+        """Keep *piece*, a small one together with others: a peer may send millions of pieces of one byte."""
+        last = self._pieces[-1] if self._pieces else None
+        if len(piece) >= _SMALL:
+            self._pieces.append(piece)
+        elif isinstance(last, bytearray) and len(last) < _SMALL:
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
+        self.size += len(piece)

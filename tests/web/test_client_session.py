@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.web.client_session import LONGEST_RETRY_AFTER, MOST_DETAIL, ClientSession, CollectedAnswer, ServerAnswer
+from fyrehose.web.client_session import (
+    END,
+    LONGEST_RETRY_AFTER,
+    MOST_DETAIL,
+    ClientSession,
+    CollectedAnswer,
+    ServerAnswer,
+)
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
 HTML = {b"content-type": b"text/html"}
@@ -122,3 +130,32 @@ def test_a_session_reports_input_that_ends_early_or_is_not_http_and_answers_that
     session.request("GET", "/")
     with pytest.raises(RemoteProtocolError, match="exceeds 1 bytes"):
         collected(session, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", largest=1)
+
+
+def test_a_body_in_pieces_of_two_bytes_takes_no_object_for_each() -> None:
+    pieces = [b"%02d" % (n % 100) for n in range(100)]
+    tracemalloc.start()
+    try:
+        collected = CollectedAnswer()
+        collected.add(ServerAnswer(200))
+        for _ in range(2000):
+            for piece in pieces:
+                collected.add(bytearray(piece))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        complete = collected.add(END)
+    finally:
+        tracemalloc.stop()
+    assert complete is not None
+    assert complete.body == b"".join(pieces) * 2000
+
+
+def test_small_and_large_pieces_of_a_body_stay_in_order() -> None:
+    pieces = [b"a", b"b" * 5000, b"c", b"d", bytearray(b"e" * 5000), b"f", b"g" * 3000, b"h" * 3000, b"i"]
+    collected = CollectedAnswer()
+    collected.add(ServerAnswer(200))
+    for piece in pieces:
+        assert collected.add(piece) is None
+    complete = collected.add(END)
+    assert complete is not None
+    assert complete.body == b"".join(pieces)
+    assert pieces[4] == b"e" * 5000
