@@ -6,7 +6,8 @@
     │   └── RemoteProtocolError      the peer violated the protocol; never raised, the last event of a session
     ├── PublishError               a publish was refused or failed; no part of it was acknowledged
     │   ├── OutcomeUnknown           the publish may be stored nevertheless, because the server failed or was deposed
-    │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8
+    │   ├── InvalidName              the stream's name is not 1 to 255 bytes of UTF-8, or a label is too long
+    │   ├── InvalidRun               the columns of a run contradict each other, or the run has numbers already
     │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
     │   ├── TooManyStreams           the server has reached its limit of streams
     │   │   └── TooManyStreamsFromPeer   the peer's address or identity has reached its own limit of streams
@@ -43,6 +44,7 @@
     │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   └── JournalFailed            a sync failed, so later data may not be durable
+    ├── WrongThread                a method was called in another thread than the reactor's
     ├── ExpectationFailed          a row of a typed table does not meet a mandatory expectation
     └── ConfigError                an option, an endpoint or a configuration file is invalid
         └── MissingExtra             a package that a protocol needs is not installed
@@ -108,7 +110,14 @@ class PublishError(FyrehoseError):
 
 
 class InvalidName(PublishError):
-    """The stream's name is not 1 to 255 bytes of UTF-8."""
+    """The stream's name is not 1 to 255 bytes of UTF-8; or the source or a label is too long, or cannot be encoded."""
+
+
+class InvalidRun(PublishError):
+    """The program published a run that the journal cannot store: a bug in the program, which stored nothing.
+
+    The columns of the run contradict each other, it has no records, or its records have numbers already.
+    """
 
 
 class PayloadTooLarge(PublishError):
@@ -286,6 +295,10 @@ class JournalFull(JournalError):
     """The disk has no room to open the journal for writing."""
 
     exit_status = 6
+
+
+class WrongThread(FyrehoseError):
+    """The program called a method in another thread than the reactor's, where it could damage what others do."""
 
 
 class ExpectationFailed(FyrehoseError):

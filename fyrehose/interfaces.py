@@ -335,7 +335,9 @@ class IBroker(Interface):
             Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`; with *key* also with :class:`~fyrehose.errors.KeyReused` if it belongs
             to other messages, and with :class:`~fyrehose.errors.NoRoomForKey` if too many publishes with keys are not
-            durable yet.
+            durable yet.  A run that cannot be stored fails only this publish, with
+            :class:`~fyrehose.errors.InvalidRun` or :class:`~fyrehose.errors.InvalidName`.
+        :raises WrongThread: the caller is in another thread than the reactor's
         """
 
     def subscribe(stream: str, after: int | None, sink: ISink) -> ISubscription:

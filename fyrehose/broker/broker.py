@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from threading import get_ident
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -26,17 +27,19 @@ from fyrehose.broker.peer import Peer
 from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.rounds import Intake
+from fyrehose.broker.run_checks import check_names
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
     FyrehoseError,
-    InvalidName,
+    InvalidRun,
     NewStreamForbidden,
     NoSuchStream,
     PayloadTooLarge,
     PublishError,
     StreamInUse,
     TooManyStreams,
+    WrongThread,
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
@@ -49,7 +52,7 @@ from fyrehose.interfaces import (
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run
+from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.standing import ServerRole
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.named import NamedSubscriptions
@@ -128,6 +131,8 @@ class Broker(Peer):
     #: the largest payload that each stream takes, in bytes
     largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
+    #: the thread in which the journal was opened, which is the reactor's; 0 before that
+    _thread: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.broker = self
@@ -159,9 +164,21 @@ class Broker(Peer):
         return opening.addCallback(self._opened)
 
     def _opened(self, ends: Mapping[str, int]) -> None:
+        self._thread = get_ident()
         self._recover(ends)
         self.once.open()
         self.follows = self.standing.role is ServerRole.FOLLOWER
+
+    def check_thread(self) -> None:
+        """Check that the caller is in the reactor's thread.
+
+        :raises WrongThread: it is in another one
+        """
+        if self._thread and get_ident() != self._thread:
+            raise WrongThread(
+                "the broker was called in another thread than the reactor's; call it by "
+                "reactor.callFromThread(function, ...), or by blockingCallFromThread to wait for the result"
+            )
 
     def when_leading(self) -> Deferred[None]:
         if not self.follows:
@@ -348,6 +365,9 @@ class Broker(Peer):
             del self.largest[stream]
 
     def _check(self, run: Run, created: list[str], peer: Identity | None) -> None:
+        check_names(run)
+        if not run.lengths:
+            raise InvalidRun(f"a run without records was published to {run.stream!r}; expected at least one record")
         largest = self.largest.get(run.stream)
         if largest is None:
             largest = self._create(run.stream, peer)
@@ -356,11 +376,6 @@ class Broker(Peer):
             raise PayloadTooLarge(
                 f"payload of {max(run.sizes)} bytes exceeds the limit of {largest} bytes of stream {run.stream!r}"
             )
-        for label in (run.producer, run.topic, run.content_type):
-            if label is not None and len(label) > MAX_NAME:
-                raise InvalidName(f"label {label[:80]!r} has {len(label)} characters; the limit is {MAX_NAME}")
-        if not run.lengths:
-            raise ValueError(f"a run without records was published to {run.stream!r}; expected at least one record")
 
     def _bound_to(self, stream: str) -> Listener | None:
         """Return the listener that is bound to *stream* by its settings, or None."""
@@ -372,12 +387,6 @@ class Broker(Peer):
 
     def _create(self, stream: str, peer: Identity | None) -> int:
         """Create *stream* for *peer* (None: the server), and return its limit of payloads, in bytes."""
-        try:
-            size = len(stream.encode())
-        except UnicodeEncodeError:
-            size = 0
-        if not 1 <= size <= MAX_NAME:
-            raise InvalidName(f"invalid stream name {stream[:80]!r}: expected 1 to {MAX_NAME} bytes of UTF-8")
         reserved = RESERVED if peer is None and stream.startswith(letters.PREFIX) else 0
         if len(self.largest) >= self.max_streams + reserved:
             raise TooManyStreams(
@@ -393,5 +402,8 @@ class Broker(Peer):
         self.table.stream_created(stream)
         self.shares.stream_created(stream)
         for created in list(self._created):
-            created(stream)
+            try:
+                created(stream)
+            except Exception:  # an error of one watcher must not fail the publish, nor hide the stream from the others
+                log.failure("a watcher of new streams failed at {stream!r}; please report this bug", stream=stream)
         return largest

@@ -178,12 +178,13 @@ class Cursor:
             taken = self.sink.deliver(delivery)
             if taken is not None and taken < last:
                 self._take_back(delivery, taken)
-        except Exception as failure:
+        except BaseException as failure:
+            # GeneratorExit and asyncio's CancelledError, too: this call is part of a commit, whose publishers wait.
             log.failure(
                 "a subscription to stream {stream!r} ends: its sink failed; please report this bug",
                 stream=self.place.stream,
             )
-            fanout._end(self, failure)
+            fanout._end(self, failure if isinstance(failure, Exception) else RuntimeError(repr(failure)))
         if not self.paused:
             fanout.ready(self)
         return delivery.size
@@ -372,7 +373,7 @@ class Fanout:
         self._remove(cursor)
         try:
             cursor.sink.ended(reason)
-        except Exception:
+        except BaseException:  # see Cursor.take_turn
             log.failure("the sink of a subscription to stream {stream!r} failed while it ended", stream=cursor.stream)
 
     def _remove(self, cursor: Cursor) -> None:

@@ -20,6 +20,8 @@ from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor
 from fyrehose.broker.publisher import DeferredPublisher, Publisher, Settled, fire, publish_deferred
 from fyrehose.broker.rounds import Intake, Producer
+from fyrehose.broker.run_checks import check_publish
+from fyrehose.errors import PublishError
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.observe.counters import Counters
@@ -86,17 +88,25 @@ class Peer:
 
     def publisher(self, account: Account | None, settled: Settled) -> Publisher:
         """Return a publisher with the rights and limits of the peer; see :func:`publisher_for`."""
+        self.broker.check_thread()
         return Publisher(self, account, settled)
 
     def publish(
         self, runs: Sequence[Run], own: Sequence[Run] = (), key: str | None = None
     ) -> Deferred[tuple[int, ...]]:
-        return publish_deferred(self.publisher(None, fire), runs, own, key)
+        runs, own = tuple(runs), tuple(own)
+        publisher = self.publisher(None, fire)
+        try:
+            check_publish(runs, own, key)
+        except PublishError as refusal:
+            return fail(refusal)
+        return publish_deferred(publisher, runs, own, key)
 
     # Subscribing and reading.
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe if the access policy and the limits of the peer's network allow it; see :class:`.IBroker`."""
+        self.broker.check_thread()
         self.check(Action.SUBSCRIBE, stream)
         if self.rights is None:
             return self.broker.subscribe_as(None, stream, after, sink)
@@ -150,11 +160,13 @@ class Peer:
         return bounds
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        self.broker.check_thread()
         self.check(Action.SUBSCRIBE, stream)
         runs: tuple[Run, ...] = self.broker.journal.read(stream, start, max_bytes)
         return runs
 
     def latest(self, size: int) -> Iterator[Run]:
+        self.broker.check_thread()
         return (run for run in self.broker.journal.latest(size) if self.permits(Action.SUBSCRIBE, run.stream))
 
     def ready(self, producer: Producer) -> None:
@@ -165,6 +177,7 @@ class Peer:
     @property
     def named(self) -> Consuming:
         """Return the named subscriptions, as the peer may use them."""
+        self.broker.check_thread()
         return Consuming(self.broker.table, self, self.network)
 
     # Streams.
@@ -173,6 +186,7 @@ class Peer:
         self.broker.restrict(stream, max_payload)
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
+        self.broker.check_thread()
         for stream in streams:
             if self.rights is not None and not self.rights.permits(Action.ADMINISTER, stream):
                 return fail(self.rights.refusal(Action.ADMINISTER, stream))

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Account
-from fyrehose.errors import Forbidden, PayloadTooLarge, PublishError
+from fyrehose.errors import Forbidden, InvalidRun, PayloadTooLarge, PublishError
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker, JournalState
 from fyrehose.observe.meters import SECONDS, Histogram
@@ -109,6 +109,8 @@ class Publisher:
         counted = len(runs)
         if own:
             runs = [*runs, *own]
+        if not runs:
+            raise InvalidRun("a publish has no runs; publish at least one record")
         largest, usual, size = broker.largest, True, 0
         wanted: list[tuple[str, int]] = []
         created: Sequence[str] = ()

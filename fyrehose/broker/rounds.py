@@ -71,7 +71,9 @@ class Rounds:
         while left > 0 and queue:
             try:
                 left -= max(queue.popleft().take_turn(), LEAST)
-            except Exception:  # an error of one producer must not affect the others, nor the commit that runs a round
+            except BaseException:
+                # An error of one producer must not affect the others, nor the commit that runs a round: not even
+                # GeneratorExit, or the CancelledError of asyncio.
                 log.failure("sending to one peer failed and ends; please report this bug")
             if queue:  # most rounds have one turn, so they do not read the clock
                 now = self.clock.seconds()

@@ -56,7 +56,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Caches, Store
 from fyrehose.journal.streams import StreamLimits
 from fyrehose.journal.upkeep import Upkeep
-from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, Writer
+from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import MOST_RECENT, JournalMeters, JournalStatus
 from fyrehose.records import Publish, Run
 from fyrehose.standing import Standing
@@ -445,7 +445,8 @@ class FileJournal:
         if failed:
             self._upkeep.cancel_sync()
             log.critical("the journal failed", log_failure=failure)
-            what = f"{'the journal' if failure.check(JournalFailed) else 'the disk of'} {self.directory} failed"
+            of_disk = failure.check(SyncFailed, OSError)
+            what = f"{'the disk of' if of_disk else 'the journal'} {self.directory} failed"
         else:
             self._room.ran_out(failure.getErrorMessage())
             what = f"the disk of {self.directory} is full or read-only"

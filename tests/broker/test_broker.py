@@ -7,13 +7,14 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.publisher import MOST_PRODUCERS
+from fyrehose.broker.publisher import MOST_PRODUCERS, fire
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import (
     Closed,
     InvalidName,
+    InvalidRun,
     NewStreamForbidden,
     NoSuchStream,
     PayloadTooLarge,
@@ -252,10 +253,11 @@ def test_close_ends_subscriptions_and_reports_that_the_journal_failed() -> None:
     assert isinstance(sink.reason, Closed)
 
 
-def test_publish_of_a_run_without_records_is_an_error_of_the_caller() -> None:
+def test_publish_of_a_run_without_records_is_refused() -> None:
     broker, journal, _ = make()
-    with pytest.raises(ValueError, match="a run without records"):
-        broker.publish([*drafts(b"a"), *drafts()])
+    assert isinstance(refused(broker.publish([*drafts(b"a"), *drafts()])), InvalidRun)
+    with pytest.raises(InvalidRun, match="a run without records"):
+        broker.publisher(None, fire).publish([*drafts(b"a"), *drafts()])
     assert journal.ends() == {}
 
 

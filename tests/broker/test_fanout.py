@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from typing import Any
 
 import pytest
@@ -609,3 +610,66 @@ def test_subscription_is_paused_until_it_is_resumed(server: Server) -> None:
     assert [cursor.paused for cursor in server.broker.fanout.cursors] == [True]
     subscription.resumeProducing()
     assert [cursor.paused for cursor in server.broker.fanout.cursors] == [False]
+
+
+@pytest.mark.parametrize("error", [GeneratorExit, SystemExit, CancelledError])
+def test_sink_that_raises_no_exception_but_an_exit_ends_only_its_subscription(
+    server: Server, logged_errors: Any, error: type[BaseException]
+) -> None:
+    class Failing(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            raise error
+
+        def ended(self, reason: Exception) -> None:
+            super().ended(reason)
+            raise error
+
+    sink, _ = server.subscribe(sink=Failing())
+    healthy, _ = server.subscribe()
+    published = server.broker.publish([Run.of("s", [b"a"], source="test")])
+    assert published.result == (1,), "its publisher is told"
+    server.settle()
+    assert healthy.payloads == [b"a"]
+    assert isinstance(sink.reason, RuntimeError)
+    assert len(logged_errors.take()) == 2
+
+
+def test_sink_may_publish_subscribe_stop_and_retire_while_it_is_called(server: Server) -> None:
+    """Each call within deliver() is one that a program makes, and each publish is durable within its call."""
+    others = [server.subscribe(stream="copies") for _ in range(2)]
+
+    class Busy(RecordingSink):
+        def deliver(self, delivery: Delivery) -> None:
+            super().deliver(delivery)
+            for run in delivery.runs:
+                copies = [bytes(payload) for payload in run.payloads()]
+                server.publish(*copies, stream="copies")
+                if run.last_seq < 3:
+                    server.publish(b"again")
+            others[1][1].stopProducing()
+            server.subscribe(after=0, stream="copies")[1].stopProducing()
+            subscription.pauseProducing()
+            subscription.resumeProducing()
+            if server.broker.exists("spare"):
+                server.broker.retire(["spare"])
+
+    server.publish(b"x", stream="spare")
+    sink, subscription = server.subscribe(sink=Busy())
+    server.publish(b"a")
+    server.settle()
+    assert sink.payloads == [b"a", b"again", b"again"]
+    assert others[0][0].payloads == sink.payloads
+    assert len(others[1][0].payloads) <= 1
+
+
+def test_watcher_of_new_streams_that_fails_affects_no_publish(server: Server, logged_errors: Any) -> None:
+    created: list[str] = []
+
+    def failing(stream: str) -> None:
+        raise RuntimeError(stream)
+
+    server.broker.watch_streams(failing)
+    server.broker.watch_streams(created.append)
+    published = server.broker.publish([Run.of("new", [b"a"], source="test")])
+    assert (published.result, created) == ((1,), ["new"])
+    assert [event["log_failure"].getErrorMessage() for event in logged_errors.take()] == ["new"]
