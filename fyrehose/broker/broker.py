@@ -123,6 +123,8 @@ class Broker(Peer):
     most_keys: int = attrs.field(default=MOST_KEYS, kw_only=True)
     #: whether another server writes the journal, so that this broker only replays the state that it will lead with
     follows: bool = attrs.field(default=False, init=False)
+    #: whether the log says already that a reader has seen more than this journal has
+    _reader_ahead: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
     fanout: Fanout = attrs.field(init=False)
@@ -208,8 +210,24 @@ class Broker(Peer):
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else max(after, oldest - 1)
         if not self.follows:  # a follower may lag behind the leader, whose records the subscriber has seen
+            self.note_position(stream, position)
             position = min(position, last)
         return self.fanout.subscribe(stream, position, last, sink, owner)
+
+    def note_position(self, stream: str, position: int) -> None:
+        """Log, once, that a reader has seen number *position*, which *stream* has not reached: the journal is older."""
+        last = self.journal.bounds(stream)[1]
+        if position <= last or self.follows or self._reader_ahead:
+            return
+        self._reader_ahead = True
+        log.warn(
+            "a reader asks for what comes after number {position} of stream {stream!r}, which ends at {last}: if it "
+            "has seen that number here, this journal is an older copy, and gives out numbers again; stop the server, "
+            "run `fyrehose journal restore` from its directory into a new one, and start it there",
+            position=position,
+            stream=stream,
+            last=last,
+        )
 
     def when_created(self, created: Callable[[str], None]) -> Callable[[], None]:
         """Call *created* with the name of each stream that is created; return a function that ends the calls."""

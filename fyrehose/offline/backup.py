@@ -24,6 +24,7 @@ from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.copies import RESTORING, STANDBY
 from fyrehose.journal.files import NO_ROOM, Files
 from fyrehose.journal.snapshots import Snapshot
+from fyrehose.offline.branching import begin_branch
 from fyrehose.offline.mirror import CheckedTail, Replica, reach
 from fyrehose.offline.places import Directory, Missing, Place
 from fyrehose.offline.view import Extent, View, differ
@@ -36,6 +37,8 @@ LONGEST_PAUSE = 5.0
 HEARTBEAT = 60.0
 #: Names of files that may be in a directory that still counts as empty.
 _IGNORED = frozenset({"LOCK", RESTORING, STANDBY, "lost+found"})
+#: How the file RESTORING begins when everything was copied, and only the branch is missing.
+_COPIED = b"copied"
 
 Progress = Callable[[int, int], object]
 
@@ -305,22 +308,40 @@ def is_empty(directory: Path) -> bool:
     return not {name for name in names - _IGNORED if not name.endswith(".new")}
 
 
-def restore(source: Place, directory: Path, files: Files, progress: Progress = lambda done, total: None) -> Replica:
+def restore(
+    source: Place,
+    directory: Path,
+    files: Files,
+    progress: Progress = lambda done, total: None,
+    *,
+    exact: bool = False,
+) -> Replica:
     """Restore the backup *source* into *directory*, so that a server can start there.
 
-    A server refuses to start in *directory* until this has completed; after an interruption, the same call continues.
+    The restored journal begins a new branch of the log (see :mod:`~fyrehose.offline.branching`), because the server
+    that was lost may have accepted more than the backup has.  No server starts in *directory* until all of this has
+    completed; after an interruption, the same call continues.
 
+    :param exact: whether to end the log where the backup ends, for a copy in which no server will start
     :return: the replica, closed, with its statistics
     :raises ConfigError: the directory is not empty
-    :raises JournalError: as :meth:`Backup.run`
+    :raises JournalError: as :meth:`Backup.run`, or as :func:`~.branching.begin_branch`
     """
     marker = directory / RESTORING
     if not is_empty(directory) and not marker.exists():
         raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
-    check_target(source, directory)
+    complete = marker.exists() and marker.read_bytes().startswith(_COPIED)
+    if not complete:
+        check_target(source, directory)
     with Replica(directory, files) as replica:
-        files.store(marker, f"from {source}\n".encode())
-        Backup(source, replica, progress=progress).run()
-        files.unlink(marker)
-        files.sync_directory(directory)
+        if not complete:
+            files.store(marker, f"from {source}\n".encode())
+            Backup(source, replica, progress=progress).run()
+        if exact or replica.tail is None:
+            files.unlink(marker)
+            files.sync_directory(directory)
+            return replica
+        # From now on the log may be longer than that of the backup, so nothing can be copied any more.
+        files.store(marker, _COPIED + f" from {source}\n".encode())
+    begin_branch(directory, files, "cannot be restored", (RESTORING,))
     return replica

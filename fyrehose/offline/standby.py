@@ -5,12 +5,6 @@
 The bytes are copied as for a backup.  Until the standby is promoted, a file in its directory names the journal that it
 follows, and no server starts there.
 
-The server that is followed may have given out numbers that the standby does not have: those of messages that it has
-acknowledged in its last moments, and that subscribers or a lake have seen.  Promoting makes every stream skip numbers,
-so that no two messages get the same number.  From the batch with these gaps on, the two logs differ.  A program that
-remembers a position also remembers the checksum of the log before that position, by which it finds out which of the two
-logs it has read.
-
 This module does not import Twisted.
 """
 
@@ -24,20 +18,14 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalError, os_reason
+from fyrehose.errors import ConfigError
 from fyrehose.journal import scan
 from fyrehose.journal.copies import STANDBY, followed
 from fyrehose.journal.files import Files
 from fyrehose.journal.follower import REPLICA
-from fyrehose.journal.recovery import recover
-from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.writer import Writer
 from fyrehose.offline.backup import Backup, is_empty
-from fyrehose.offline.changing import changing
+from fyrehose.offline.branching import Branch, begin_branch
 
-#: How many numbers every stream skips when a standby is promoted: more than a server gives out in six hours at three
-#: million a second, or in a week at 100,000 a second.  A stream has 2^48 numbers.
-SKIPPED = 1 << 36
 #: How long the server that was followed may take to accept a connection, in seconds.
 PATIENCE = 3.0
 
@@ -104,54 +92,15 @@ class Standby:
         replica.files.store(replica.directory / STANDBY, f"{self.url}\n".encode())
 
 
-@attrs.frozen
-class Promoted:
-    """The result of promoting a standby.
-
-    :ivar position: where the log of the standby ended
-    :ivar time: the time of its last batch, in microseconds since 1970 UTC
-    :ivar streams: how many streams the standby has, without retired streams
-    """
-
-    position: int
-    time: int
-    streams: int
-
-
-def promote(directory: Path, files: Files) -> Promoted:
+def promote(directory: Path, files: Files) -> Branch:
     """Make the standby in *directory* a journal of its own; after an interruption, the same call completes it.
 
     :raises ConfigError: the directory is no standby, or nothing was copied into it yet
     :raises JournalLocked: `fyrehose journal follow` or a server uses the directory
-    :raises JournalFull: the disk is full
-    :raises JournalError: it cannot be recovered or written
+    :raises JournalError: see :func:`~.branching.begin_branch`
     """
     check_standby(directory)
-    try:
-        with changing(directory, "cannot be promoted"):
-            journal = recover(directory, files)
-            end = Promoted(journal.position, journal.time, len(journal.streams.ends))
-            _part(Writer(directory, journal, JournalSettings().segment_size, files=files), journal.time)
-            for name in (STANDBY, REPLICA):
-                files.unlink(directory / name)
-            files.sync_directory(directory)
-    except OSError as error:
-        raise JournalError(
-            f"{directory} cannot be promoted: {os_reason(error)}; check the disk, and run the same command again"
-        ) from error
-    return end
-
-
-def _part(writer: Writer, time: int) -> None:
-    """Append a gap durably, so that every stream skips numbers and the log differs from the source's; close the log."""
-    try:
-        writer.open(time)
-        # The random part makes the checksums differ if two standbys are promoted at the same position.
-        writer.skip_numbers(SKIPPED + int.from_bytes(writer.files.random(4), "little"))
-    except BaseException:
-        writer.close(in_order=False)
-        raise
-    writer.close(in_order=True)
+    return begin_branch(directory, files, "cannot be promoted", (STANDBY, REPLICA))
 
 
 def check_standby(directory: Path) -> None:

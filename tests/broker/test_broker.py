@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.publisher import MOST_PRODUCERS, fire
@@ -86,6 +87,21 @@ def test_restriction_of_a_stream_holds_for_every_listener() -> None:
     assert failure[0].check(PayloadTooLarge)
     assert broker.publish(drafts(b"abc", b"abc")).result == (1,)
     assert journal.bounds("s") == (1, 2)
+
+
+def test_journal_that_is_behind_what_a_reader_has_seen_is_logged_once_with_the_remedy() -> None:
+    broker, _, _ = make()
+    broker.publish(drafts(b"1", b"2"))
+    with capturedLogs() as events:
+        for after in (None, 0, 1, 2):
+            broker.subscribe("s", after, RecordingSink())
+    assert events == []
+    with capturedLogs() as events:
+        for after in (7, 8):
+            assert broker.subscribe("s", after, RecordingSink()).position == 2
+    (said,) = [formatEvent(event) for event in events]
+    assert "after number 7 of stream 's', which ends at 2" in said
+    assert "run `fyrehose journal restore` from its directory into a new one" in said
 
 
 def test_streams_beyond_the_limit_are_refused() -> None:

@@ -37,6 +37,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import StreamLimits, Streams
 from fyrehose.offline import backup as backups
 from fyrehose.offline.backup import Backup, SourceBehind, restore
+from fyrehose.offline.branching import SKIPPED
 from fyrehose.offline.dump import runs
 from fyrehose.offline.mirror import Copied, Replica
 from fyrehose.offline.places import Directory, Missing
@@ -309,7 +310,7 @@ class TestSnapshotsAndReaders:
                 bench.append(b"x", stream=f"stream {i}")
             fill(bench, 20)
             backed_up(bench.directory, target, mirror=turn % 2 == 0)
-        restore(Directory(target), tmp_path / "r", Files())
+        restore(Directory(target), tmp_path / "r", Files(), exact=True)
         assert scan.snapshots(tmp_path / "r")
         for directory in (target, tmp_path / "r"):
             assert verify(directory).problems == []
@@ -881,12 +882,49 @@ class TestRestore:
     def test_server_starts_in_a_restored_directory(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"
         backed_up(source.directory, backup)
-        done = restore(Directory(backup), target, Files()).done
-        assert done.records == 50
-        assert is_same_log(backup, target)
+        assert restore(Directory(backup), target, Files()).done.records == 50
         assert started(target) == list(range(1, 51))
+        assert verify(target).problems == []
         assert {path.name for path in target.iterdir()} >= {"MARK", "LOCK"}
         assert not (target / RESTORING).exists()
+
+    def test_a_restored_journal_uses_no_number_again_that_was_given_out_after_the_backup(
+        self, source: Any, tmp_path: Path, open_journal: Opener
+    ) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        fill(source, 2000)
+        assert source.append(b"x", stream="new").called
+        lost = dict(source.journal.ends())
+        restore(Directory(backup), target, Files())
+        restored = open_journal(directory=target)
+        assert restored.journal.ends()["s"] > lost["s"] + SKIPPED - 2001
+        assert restored.journal.floor > lost["new"] + SKIPPED - 2001
+        assert [record.seq for record in restored.records("s")] == list(range(1, 51))
+
+    def test_two_restores_of_one_backup_are_branches_that_each_continue_it(self, source: Any, tmp_path: Path) -> None:
+        backed_up(source.directory, tmp_path / "b")
+        first, second = tmp_path / "first", tmp_path / "second"
+        for target in (first, second):
+            restore(Directory(tmp_path / "b"), target, Files())
+        assert recover(first, Files()).identity == recover(second, Files()).identity
+        backed_up(first, tmp_path / "b")
+        assert is_same_log(first, tmp_path / "b")
+        with pytest.raises(JournalError, match="differ at position"):
+            backed_up(second, tmp_path / "b")
+
+    def test_an_exact_restore_ends_where_the_backup_ends(self, source: Any, tmp_path: Path) -> None:
+        backup, target = tmp_path / "b", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        assert restore(Directory(backup), target, Files(), exact=True).done.records == 50
+        assert is_same_log(backup, target)
+        assert not (target / RESTORING).exists()
+
+    def test_an_empty_backup_is_restored(self, open_journal: Opener, tmp_path: Path) -> None:
+        bench = open_journal()
+        backed_up(bench.directory, tmp_path / "b")
+        restore(Directory(tmp_path / "b"), tmp_path / "restored", Files())
+        assert started(tmp_path / "restored") == []
 
     def test_copy_of_a_backup_is_restored_up_to_its_end(self, source: Any, tmp_path: Path) -> None:
         backup, tape, target = tmp_path / "b", tmp_path / "tape", tmp_path / "restored"
@@ -895,16 +933,34 @@ class TestRestore:
         restore(Directory(tape), target, Files())
         assert numbers(target) == list(range(1, 51))
 
-    def test_a_finished_restore_survives_a_power_cut(self, source: Any, tmp_path: Path) -> None:
+    def test_a_finished_exact_restore_survives_a_power_cut(self, source: Any, tmp_path: Path) -> None:
         backed_up(source.directory, tmp_path / "b")
         target = tmp_path / "restored"
         target.mkdir()
         files = RecordingFiles(target)
-        restore(Directory(tmp_path / "b"), target, files)
+        restore(Directory(tmp_path / "b"), target, files, exact=True)
         whole = {path.name: path.read_bytes() for path in target.iterdir() if path.name not in ("LOCK", "readers")}
         assert RESTORING not in whole
         for state in images(files, len(files.log), Random(1), 3):
             assert state == whole
+
+    def test_power_cut_at_any_step_starts_no_server_that_uses_numbers_again(self, source: Any, tmp_path: Path) -> None:
+        backed_up(source.directory, tmp_path / "b")
+        target = tmp_path / "restored"
+        target.mkdir()
+        files, found = RecordingFiles(target), set()
+        restore(Directory(tmp_path / "b"), target, files)
+        for upto in range(len(files.log) - 40, len(files.log) + 1):
+            for number, state in enumerate(images(files, upto, Random(upto), 2)):
+                image = tmp_path / f"{upto}-{number}"
+                image.mkdir()
+                for name, data in state.items():
+                    (image / name).write_bytes(data)
+                if restoring := (image / RESTORING).exists():
+                    restore(Directory(tmp_path / "b"), image, Files())
+                assert recover(image, Files()).streams.ends["s"] > SKIPPED
+                found.add(restoring)
+        assert found == {True, False}
 
     def test_a_directory_that_is_not_empty_is_refused(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"

@@ -21,12 +21,13 @@ from fyrehose.journal.follower import REPLICA
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import Streams
 from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
-from fyrehose.offline import standby as standbys
+from fyrehose.offline import branching
 from fyrehose.offline.backup import Backup
+from fyrehose.offline.branching import SKIPPED
 from fyrehose.offline.mirror import Replica
 from fyrehose.offline.offsets import Offsets
 from fyrehose.offline.places import Directory
-from fyrehose.offline.standby import SKIPPED, Lag, Standby, answers, promote
+from fyrehose.offline.standby import Lag, Standby, answers, promote
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from fyrehose.records import LAST_SEQ, Run
@@ -273,7 +274,7 @@ class TestPromoting:
             raise failure
 
         with monkeypatch.context() as patch:
-            patch.setattr(standbys.Writer, "skip_numbers", fail)
+            patch.setattr(branching.Writer, "skip_numbers", fail)
             with pytest.raises(kind, match=f"cannot be promoted: {failure}; free some space, or check the disk"):
                 promote(standby, Files())
         assert (standby / STANDBY).exists()

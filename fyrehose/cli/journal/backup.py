@@ -81,11 +81,14 @@ def backup(
 
 
 @click.command(short_help="Restore a backup, and verify it.")
+@click.option("--exact", is_flag=True, help="Skip no numbers: for a copy in which no server will accept messages.")
 @_TOKEN
 @click.argument("source", metavar="FROM", type=click.Path(file_okay=False))
 @click.argument("target", metavar="DIR", type=_TARGET)
-def restore(token_file: str | None, source: str, target: Path) -> None:
+def restore(exact: bool, token_file: str | None, source: str, target: Path) -> None:
     """Restore the backup in FROM into DIR and verify it, so that a server can start in DIR.
+
+    Every stream skips 2^36 numbers, so that no number is used twice, whatever the server accepted after the backup.
 
     FROM may also be the URL of `fyrehose journal serve`. DIR must be empty or missing. Run the same command again to
     resume an interrupted restore; no server starts in DIR before it is complete.
@@ -99,8 +102,9 @@ def restore(token_file: str | None, source: str, target: Path) -> None:
     from fyrehose.offline.places import place
 
     with progress_bar(f"restoring {target}") as progress:
-        replica = restored(place(source, token_file), target, Files(), progress)
-    click.echo(figures(replica))
+        replica = restored(place(source, token_file), target, Files(), progress, exact=exact)
+    numbers = "" if exact else "; every stream skips numbers that the lost server may have given out"
+    click.echo(figures(replica) + numbers)
 
 
 def warn(line: str) -> None:

@@ -19,9 +19,10 @@ from fyrehose.errors import ConfigError, JournalCorrupt, JournalLocked, JournalU
 from fyrehose.journal import subscriptions
 from fyrehose.journal.files import Files
 from fyrehose.offline.backup import Backup
+from fyrehose.offline.branching import SKIPPED
 from fyrehose.offline.mirror import Replica
 from fyrehose.offline.places import Directory
-from fyrehose.offline.standby import SKIPPED, Standby, promote
+from fyrehose.offline.standby import Standby, promote
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of
