@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import pwd
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,21 @@ class Files:
     piece: ClassVar[int] = PIECE
 
     def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o640)
+        """Open a regular file, without following a link and without waiting for another process.
+
+        The error for a link, a device, a pipe or a directory says so; *filename* of every error is the path.
+        """
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO):
+                raise
+            what = "it is a symbolic link" if error.errno == errno.ELOOP else "it is not a regular file"
+            raise OSError(error.errno, what, str(path)) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return fd
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -66,6 +81,26 @@ class Files:
         while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         return data
+
+    def content(self, path: Path, most: int) -> bytes:
+        """Return the content of the file at *path*, of which at most *most* bytes are expected."""
+        with self.opened(path, os.O_RDONLY) as fd:
+            data = self.read(fd, min(os.fstat(fd).st_size, most + 1), 0)
+        if len(data) > most:
+            raise OSError(errno.EINVAL, f"it is larger than {most} bytes", str(path))
+        return data
+
+    def data_end(self, fd: int) -> int:
+        """Return the offset behind the last data of the file; what follows are zeros that take no space on disk."""
+        size, end = os.fstat(fd).st_size, 0
+        try:
+            while end < size:
+                end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return end  # there is no more data
+            return size  # the file system does not tell
+        return end
 
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of *data* at *offset*; after an error, a part of it may have been written."""
@@ -139,8 +174,8 @@ class Files:
 
     def free(self, directory: Path) -> int:
         """Return how many free bytes of the disk this process may use; 0 if the disk is mounted read-only."""
-        stat = os.statvfs(directory)
-        return 0 if stat.f_flag & os.ST_RDONLY else stat.f_bavail * stat.f_frsize
+        disk = os.statvfs(directory)
+        return 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
 
     def pieces(self, fd: int, start: int, stop: int) -> Iterator[bytes]:
         """Yield the bytes between the offsets *start* and *stop* in pieces, up to the end of the file."""
@@ -179,7 +214,7 @@ def lock(directory: Path) -> int:
     """
     try:
         _make(directory)
-        fd = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = Files().open(directory / "LOCK", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise _unusable(directory, error) from error
     try:
@@ -221,6 +256,8 @@ def _unusable(directory: Path, error: OSError) -> JournalError:
         return JournalUnusable(
             f"{what}: {found} is on a read-only file system; mount it for writing, or choose another directory"
         )
+    if error.filename and Path(error.filename).name == "LOCK":
+        return JournalUnusable(f"{what}: {error.filename} cannot be opened: {error.strerror}; delete it")
     return JournalError(f"{what}: {error.strerror}; check the file system of {found}")
 
 

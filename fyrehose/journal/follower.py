@@ -23,6 +23,8 @@ from fyrehose.journal.writer import Writer
 
 #: Name of the file that marks a directory as a replica; the file contains the name of the server.
 REPLICA = "REPLICA"
+#: Limit of the size of a file that was set aside, in bytes.
+ASIDE_LIMIT = 1 << 30
 
 
 def set_aside_beyond(directory: Path, position: int, files: Files) -> list[str]:
@@ -94,7 +96,7 @@ def continuing(directory: Path, position: int, identity: bytes, chain: int) -> l
     """
     found = []
     while (path := _aside(directory, position)).exists():
-        end, chain = _whole(bytearray(path.read_bytes()), position, identity, chain)
+        end, chain = _whole(bytearray(Files().content(path, ASIDE_LIMIT)), position, identity, chain)
         if end == position:
             break
         found.append(SetAside(path, position, end))
@@ -110,7 +112,7 @@ def bring_back(writer: Writer, found: list[SetAside], files: Files) -> None:
     """
     for aside in found:
         size = aside.end - aside.position
-        writer.apply(aside.position, aside.path.read_bytes()[:size].ljust(size, b"\0"))
+        writer.apply(aside.position, files.content(aside.path, ASIDE_LIMIT)[:size].ljust(size, b"\0"))
         files.unlink(aside.path)
 
 

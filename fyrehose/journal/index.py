@@ -171,6 +171,13 @@ class SegmentIndex:
 
 
 _NOTHING = array("Q", (0,))
+#: Limit of the size of an index's table of streams with their names, in bytes: see :class:`.StreamLimits`.
+_MOST_STREAMS = 128 << 20
+
+
+def index_limit(base: int, end: int) -> int:
+    """Return how many bytes the index of the segment from *base* to *end* has at most."""
+    return _MOST_STREAMS + end - base  # each pair of 16 bytes is for a run, which takes more in the segment
 
 
 def _header(base: int, end: int, floor: int, snapshot: int, streams: int, names_size: int, rest: Buffer) -> bytes:

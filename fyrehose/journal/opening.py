@@ -76,6 +76,8 @@ class OpenLog:
             kind = JournalFull if full else JournalError
             hint = "free some space" if full else "check the disk, and the owner of the files"
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            if isinstance(error, OSError) and error.filename:
+                why = f"{Path(error.filename).name}: {why}"
             raise kind(
                 f"the journal {self.directory} cannot be opened: {why}; {hint}, or use another --data-dir"
             ) from error

@@ -74,11 +74,17 @@ def segments(directory: Path) -> list[Segment]:
         if not _NAME.fullmatch(path.name):
             continue
         try:
-            size = path.stat().st_size
+            size = path.lstat().st_size
         except FileNotFoundError:
             continue  # retention has just deleted it
         found.append(Segment(path, int(path.stem, 16), size))
     return sorted(found, key=lambda segment: segment.base)
+
+
+def without_hole(segment: Segment, files: Files) -> Segment:
+    """Return *segment* without the hole at the end of its file: zeros that were never written, perhaps many GiB."""
+    with files.opened(segment.path, os.O_RDONLY) as fd:
+        return attrs.evolve(segment, size=min(segment.size, files.data_end(fd)))
 
 
 def snapshot_path_of(directory: Path, position: int) -> Path:

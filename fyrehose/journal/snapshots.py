@@ -26,6 +26,7 @@ from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
+from fyrehose.journal.files import Files
 from fyrehose.journal.format import StreamState
 from fyrehose.journal.scan import SegmentReader, snapshot_path_of
 from fyrehose.journal.streams import Streams, referenced_snapshot
@@ -33,6 +34,8 @@ from fyrehose.journal.streams import Streams, referenced_snapshot
 VERSION = 1
 #: How many rows are packed per piece, because packing a hundred thousand rows at once would delay a commit.
 STEP = 5_000
+#: Limit of the size of a snapshot's file, in bytes: 300,000 streams with the longest names take 82 MiB.
+LIMIT = 128 << 20
 
 _MAGIC = b"FYSTREAM"
 _HEADER = Struct("<8sH6xQQ16sII8x")
@@ -152,7 +155,7 @@ def load(directory: Path, position: int) -> Snapshot:
     """
     path = snapshot_path_of(directory, position)
     try:
-        return Snapshot.of(path.read_bytes(), position)
+        return Snapshot.of(Files().content(path, LIMIT), position)
     except fmt.Newer as newer:
         raise JournalCorrupt(f"{path} cannot be read: {newer}; serve it with that version") from newer
     except (OSError, fmt.Damage) as error:

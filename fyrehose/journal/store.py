@@ -5,7 +5,6 @@ in: a stream, a number      out: checked runs
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.files import Files
-from fyrehose.journal.index import SPACING, Index, PackedIndex, SegmentIndex
+from fyrehose.journal.index import SPACING, Index, PackedIndex, SegmentIndex, index_limit
 from fyrehose.journal.packing import StoredBatch, batch_of, grouped
 from fyrehose.journal.recovery import damaged
 from fyrehose.journal.snapshots import Snapshot, load
@@ -427,8 +426,7 @@ class Store:
         end = self._sealed_ends[base]
         path = scan.index_path_of(self.directory, base)
         try:
-            with self.files.opened(path, os.O_RDONLY) as fd:
-                stored = PackedIndex.unpack(self.files.read(fd, os.fstat(fd).st_size, 0), base, end)
+            stored = PackedIndex.unpack(self.files.content(path, index_limit(base, end)), base, end)
         except OSError:
             stored = None  # the file is only a cache, and is rebuilt
         if stored is not None:

@@ -28,6 +28,8 @@ FOLDER = "subscriptions"
 MAX_SUBSCRIPTIONS = 64
 #: Upper bounds of a subscription's position and of its time (microseconds since 1970 UTC: the end of the year 9999).
 MAX_POSITION, MAX_TIME = (1 << 63) - 1, 253_402_300_799_999_999
+#: Limit of the size of a subscription's file, in bytes.
+_MOST = 4 << 10
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -99,15 +101,15 @@ def registered(directory: Path) -> list[FileSubscription]:
         if not _NAME.fullmatch(path.name) or path.name.endswith(".new"):
             continue
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(Files().content(path, _MOST))
             subscription = FileSubscription(path.name, int(fields["position"]), int(fields["time"]))
             if not (0 <= subscription.position <= MAX_POSITION and 0 <= subscription.time <= MAX_TIME):
                 raise ValueError("position or time out of range")
             found.append(subscription)
         except FileNotFoundError:
             pass  # the subscription has just been deleted
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            found.append(FileSubscription(path.name, 0, int(path.stat().st_mtime * 1_000_000)))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            found.append(FileSubscription(path.name, 0, int(path.lstat().st_mtime * 1_000_000)))
     return sorted(found, key=lambda each: (each.position, each.name))
 
 

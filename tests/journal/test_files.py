@@ -75,6 +75,58 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "f").read_bytes() == b"\0\0" + b"0123456789"
 
 
+def irregular(path: Path, kind: str) -> Path:
+    """Put something at *path* that is no regular file."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to({"link": path.with_name("elsewhere"), "device": "/dev/zero"}[kind])
+    return path
+
+
+KINDS = {"pipe": "not a regular", "directory": "not a regular|directory", "link": "symbolic", "device": "symbolic"}
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_TRUNC])
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_opened_and_nothing_waits(tmp_path: Path, kind: str, flags: int) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"of another program")
+    path = irregular(tmp_path / "f", kind)
+    with pytest.raises(OSError, match=KINDS[kind]) as refused:
+        Files().open(path, flags)
+    assert refused.value.filename == str(path)
+    assert (tmp_path / "elsewhere").read_bytes() == b"of another program"
+
+
+def test_the_content_of_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"12345")
+    assert Files().content(path, 5) == b"12345"
+    os.truncate(path, 64 << 30)
+    with pytest.raises(OSError, match="larger than 5 bytes"):
+        Files().content(path, 5)
+
+
+def test_a_hole_at_the_end_of_a_file_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(10) + b"data")
+    os.truncate(path, 64 << 30)
+    with Files().opened(path, os.O_RDONLY) as fd:
+        assert 14 <= Files().data_end(fd) <= 1 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_that_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"of another program")
+    irregular(tmp_path / "LOCK", kind)
+    with pytest.raises(JournalError, match="LOCK"):
+        lock(tmp_path)
+    assert (tmp_path / "elsewhere").read_bytes() == b"of another program"
+
+
 def test_lock_names_its_holder_and_is_released_by_a_kill(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from fyrehose.journal.files import lock\n"

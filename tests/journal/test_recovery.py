@@ -10,11 +10,12 @@ import os
 import random
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from crc32c import crc32c
 
-from fyrehose.errors import JournalCorrupt, JournalFailed
+from fyrehose.errors import JournalCorrupt, JournalError, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
@@ -528,3 +529,69 @@ def test_journal_that_was_closed_in_order_is_not_written_again(open_journal) -> 
     files = FaultyFiles()
     recover(bench.directory, files)
     assert files.calls["write"] == 0
+
+
+#: What may be in place of a file: nothing of it is waited for, written through, or read without a bound.
+IRREGULAR = ("pipe", "directory", "link", "device", "sparse", "zeros")
+
+
+def put_irregular(path: Path, kind: str) -> None:
+    """Replace the file at *path*."""
+    elsewhere = path.with_name("elsewhere")
+    if kind == "link":
+        path.rename(elsewhere)
+    else:
+        path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind in ("link", "device"):
+        path.symlink_to(elsewhere if kind == "link" else "/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate((64 << 30) if kind == "sparse" else 100)
+
+
+def closed_journal(open_journal: Any) -> Any:
+    """Return a closed journal of several segments."""
+    bench = open_journal(segment_size=4096)
+    for i in range(50):
+        bench.append(b"%03d" % i * 100)
+    bench.close()
+    return bench
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+@pytest.mark.parametrize("which", ["first segment", "last segment", "MARK"])
+def test_a_start_without_a_file_of_the_log_is_refused_with_its_name(open_journal: Any, which: str, kind: str) -> None:
+    bench = closed_journal(open_journal)
+    found = scan.segments(bench.directory)
+    path = {"first segment": found[0].path, "last segment": found[-1].path, "MARK": bench.directory / "MARK"}[which]
+    before = path.read_bytes()
+    put_irregular(path, kind)
+    if which == "MARK" and kind in ("sparse", "zeros"):
+        open_journal(segment_size=4096).close()  # the batches tell what was durable
+        return
+    with pytest.raises(JournalError, match=path.name):
+        open_journal(segment_size=4096)
+    if kind == "link":
+        assert path.with_name("elsewhere").read_bytes() == before, "nothing was written through the link"
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+def test_an_index_that_is_no_index_is_not_used(open_journal: Any, kind: str) -> None:
+    bench = closed_journal(open_journal)
+    put_irregular(scan.index_path_of(bench.directory, 0), kind)
+    bench = open_journal(segment_size=4096)
+    assert bench.journal.read("s", 1, 10)[0].first_seq == 1
+
+
+@pytest.mark.parametrize("kind", IRREGULAR)
+def test_a_subscription_that_cannot_be_read_keeps_the_log(open_journal: Any, kind: str) -> None:
+    bench = closed_journal(open_journal)
+    (bench.directory / "subscriptions").mkdir()
+    (bench.directory / "subscriptions" / "lake").write_bytes(b"{}")
+    put_irregular(bench.directory / "subscriptions" / "lake", kind)
+    bench = open_journal(segment_size=4096, keep_bytes=4096)
+    assert bench.journal.read("s", 1, 10)[0].first_seq == 1
