@@ -269,6 +269,12 @@ class JournalGap(JournalError):
     exit_status = 3
 
 
+class JournalEndUnknown(JournalError):
+    """Nothing vouches for the end of a copied journal, so records behind what is there may be missing."""
+
+    exit_status = 7
+
+
 class JournalFailed(JournalError):
     """A sync failed, so data that was written since the last successful sync may not be durable."""
 

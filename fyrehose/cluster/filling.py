@@ -175,9 +175,9 @@ class Filler:
 def too_far_behind(here: int, first: int) -> ConfigError:
     """Return the error that stops a server whose journal has to be filled by hand."""
     return ConfigError(
-        f"the journal ends at position {here}, and the shared log begins at {first}: copy the journal of another "
-        "server into the data directory with `fyrehose journal backup`, and start again; with the option `journal` of "
-        "[replication] on the other servers this happens by itself"
+        f"the journal ends at position {here}, and the shared log begins at {first}: empty the data "
+        "directory, copy the journal of another server into it with `fyrehose journal restore --exact`, and start "
+        "again; with the option `journal` of [replication] on the other servers this happens by itself"
     )
 
 

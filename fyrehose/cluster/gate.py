@@ -111,7 +111,7 @@ class ReplicatedGate:
             return fail(
                 ConfigError(
                     "a replicated journal cannot be quarantined, because it has to be identical on every server; empty "
-                    "the data directory, and copy the journal of another server with `fyrehose journal backup`"
+                    "the data directory, and copy the journal of another server with `fyrehose journal restore --exact`"
                 )
             )
         return succeed(None) if self.filler is None else Deferred.fromCoroutine(self.filler.fill())

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalUnusable
+from fyrehose.journal.ends import END
+from fyrehose.journal.files import Files
 from fyrehose.journal.scan import MARK_NAME, SegmentReader, segments
 
 #: A batch that was written never begins with this many zeros, so this many bytes at its start are looked at.
@@ -47,10 +49,10 @@ def written_while_copied(reader: SegmentReader, position: int, stop: int) -> boo
 
 
 def refuse_copies(directory: Path) -> None:
-    """Refuse a directory whose restore was not completed, and a standby that was not promoted.
+    """Refuse a directory whose restore was not completed, a standby that was not promoted, and a backup.
 
     :raises JournalCorrupt: the restore was interrupted, or is still running
-    :raises ConfigError: the directory is a standby
+    :raises ConfigError: the directory is a standby or a backup
     """
     if (directory / RESTORING).exists():
         raise JournalCorrupt(
@@ -62,12 +64,17 @@ def refuse_copies(directory: Path) -> None:
             f"{directory} is a standby, which follows {followed(directory)}: a server that writes there would use "
             "numbers that the other one has given out; if that one is lost, run `fyrehose journal promote` first"
         )
+    if (directory / END).exists():
+        raise ConfigError(
+            f"{directory} is a backup: a server that writes there would use numbers that the journal has given out, "
+            "and the backup could not be continued; restore it into another directory with `fyrehose journal restore`"
+        )
 
 
 def followed(directory: Path) -> str:
     """Return the URL of the journal that the standby in *directory* follows, or "" if the directory is no standby."""
     path = directory / STANDBY
-    return path.read_text(errors="replace").strip() if path.exists() else ""
+    return Files().content(path, 1 << 16).decode(errors="replace").strip() if path.exists() else ""
 
 
 def refuse_other_files(directory: Path) -> None:
@@ -79,7 +86,7 @@ def refuse_other_files(directory: Path) -> None:
         names = sorted(path.name for path in directory.iterdir())
     except OSError:
         return  # there is no such directory, or opening the journal reports what is wrong with it
-    if segments(directory) or {MARK_NAME, RESTORING, STANDBY} & {*names}:
+    if segments(directory) or {MARK_NAME, END, RESTORING, STANDBY} & {*names}:
         return
     others = [name for name in names if not _HARMLESS.fullmatch(name) and not name.startswith("QUARANTINE")]
     if others:

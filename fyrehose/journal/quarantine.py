@@ -23,6 +23,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import (
     QUARANTINE_NAME,
     durable_beyond,
+    durable_end,
     newer_refused,
     next_batch,
     next_whole,
@@ -196,8 +197,8 @@ def set_aside(directory: Path, files: Files) -> list[str]:
         _refuse_newer(segment, files)
     files.store(directory / QUARANTINE_NAME, b"")
     noted = scan.look_at_mark(directory, files)
-    mark = noted.trusted.durable
-    before = set_strays_aside(directory, files) + _front(directory, noted.trusted, files)
+    mark = durable_end(directory, scan.segments(directory), noted, files)
+    before = set_strays_aside(directory, files) + _front(directory, noted, files)
     _extend(scan.segments(directory), mark, files)
     found = scan.segments(directory)
     survey = _Survey(scan.identity_of(found))
@@ -254,7 +255,7 @@ def _front(directory: Path, mark: scan.Mark, files: Files) -> list[str]:
         return []
     path = directory / scan.MARK_NAME
     with files.opened(path, os.O_RDWR) as fd:
-        files.write(fd, scan.pack_mark(mark.durable, found[0].base, files.identity(fd)), 0)
+        files.write(fd, scan.pack_mark(mark.trusted.durable, found[0].base, files.identity(fd)), 0)
         files.sync(fd)
     return [f"positions {mark.begin} to {found[0].base}, the oldest of the log, are missing, with all their records"]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +34,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalFailed
 from fyrehose.journal import format as fmt
 from fyrehose.journal.copies import written_while_copied
+from fyrehose.journal.ends import vouched_end
 from fyrehose.journal.files import Files
-from fyrehose.journal.index import SegmentIndex
+from fyrehose.journal.index import PackedIndex, SegmentIndex, index_limit
 from fyrehose.journal.scan import (
     INDEX_SUFFIX,
     MARK_NAME,
@@ -43,10 +44,12 @@ from fyrehose.journal.scan import (
     Segment,
     SegmentReader,
     identity_of,
+    index_path_of,
     look_at_mark,
     segments,
     snapshot_path_of,
     snapshots,
+    without_hole,
 )
 from fyrehose.journal.snapshots import load, needed_by
 from fyrehose.journal.streams import Streams, streams_at_start
@@ -123,6 +126,8 @@ class Recovered:
 def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
     """Find the end of the log in *directory*, and truncate a torn tail.
 
+    A directory with a file END, such as that of a standby, must have the whole log up to that end.
+
     :param verify: how many bytes of the sealed segments to check as well, beginning with the newest segment
     :raises JournalCorrupt: a durable part of the log is damaged or missing; nothing was changed
     :raises JournalFailed: the directory could not be synced
@@ -147,6 +152,8 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
                 "from a copy, or delete MARK to begin an empty journal"
             )
         return Recovered(directory=directory)
+    vouched = vouched_end(directory, files)
+    found[-1] = without_hole(found[-1], files)
     with newer_refused(directory):
         identity = identity_of(found)
     ends = [_check_sealed(segment, after.base, identity, mark.copied) for segment, after in pairwise(found)]
@@ -157,12 +164,13 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
         identity=identity,
         sealed=[(segment.base, end) for segment, end in sealed],
     )
-    _check_front(directory, found[0].base, mark, recovered)
+    _check_front(directory, found[0].base, mark)
     for segment, end in reversed(sealed):
         if verify <= 0 and not mark.copied:
             break
         verify -= segment.size
         _check(segment, end, mark.copied)
+    recovered.durable = max(durable_end(directory, found, mark, files), vouched.position if vouched else 0)
     _recover_last(found[-1], recovered, mark, files)
     _unlink_stray_indexes(directory, found, files)
     _unlink_stray_snapshots(directory, found, recovered.streams.snapshot, files)
@@ -214,6 +222,40 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
     for position in snapshots(directory):
         if position < needed or (position >= last.base and position != newest):
             files.unlink(snapshot_path_of(directory, position))
+
+
+def durable_end(directory: Path, found: Sequence[Segment], mark: Mark, files: Files) -> int:
+    """Return the position up to which the log must reach according to MARK; 0: unknown.
+
+    MARK of a copy may be newer than the segments, because the server went on to write while they were copied.  It is
+    right all the same if the last segment has an index, because the segment was sealed already when its files were
+    listed, so the next one is missing; and if the last segment ends in a damaged batch that does not look as if it was
+    being written.
+    """
+    if not mark.copied or not found:
+        return mark.trusted.durable
+    last = found[-1]
+    if mark.durable > last.end and _is_sealed(directory, last, files):
+        return mark.durable
+    at = last.base + fmt.SEGMENT_HEADER.size
+    with SegmentReader(last.path, last.base, files) as reader, newer_refused(last.path):
+        try:
+            for header, _ in reader.batches(at, min(last.end, mark.durable)):
+                at = header.end
+        except fmt.Damage:
+            if not written_while_copied(reader, at, next_whole(reader, at, last.end)):
+                return mark.durable
+    return 0
+
+
+def _is_sealed(directory: Path, segment: Segment, files: Files) -> bool:
+    """Return whether there is an index of the whole *segment*, which is written when the next segment exists."""
+    path = index_path_of(directory, segment.base)
+    try:
+        data = files.content(path, index_limit(segment.base, segment.end))
+    except FileNotFoundError:
+        return False
+    return PackedIndex.unpack(data, segment.base, segment.end) is not None
 
 
 def damaged(path: Path, position: int, base: int, reason: object) -> JournalCorrupt:
@@ -312,20 +354,20 @@ def _is_header(reader: SegmentReader, position: int) -> bool:
     return True
 
 
-def _check_front(directory: Path, begin: int, mark: Mark, recovered: Recovered) -> None:
+def _check_front(directory: Path, begin: int, mark: Mark) -> None:
     """Check that no segment is missing at the beginning of the log, except those that retention has deleted.
 
-    :raises JournalCorrupt: a segment is missing, and the directory is no copy
+    :raises JournalCorrupt: a segment is missing
     """
     if mark.begin is None or begin <= mark.begin:
         return
-    missing = f"the oldest segments of {directory} are missing: its log began at position {mark.begin}, not at {begin}"
-    if not mark.copied:
-        raise JournalCorrupt(
-            f"{missing}, and retention did not delete them; put the files back from a copy, or start with --quarantine "
-            "to continue without them"
-        )
-    recovered.notes.append(f"{missing}; retention deleted them while the files were copied, or they were not copied")
+    how = (
+        "they were not copied, or retention deleted them meanwhile" if mark.copied else "retention did not delete them"
+    )
+    raise JournalCorrupt(
+        f"the oldest segments of {directory} are missing: its log began at position {mark.begin}, not at {begin}, and "
+        f"{how}; put the files back from a copy, or start with --quarantine to continue without them"
+    )
 
 
 def _check_sealed(segment: Segment, next_base: int, identity: bytes, copied: bool) -> int:
@@ -399,7 +441,6 @@ def _damaged_or_copied_over(reader: SegmentReader, position: int, after: int, da
 
 def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Files) -> None:
     recovered.index = SegmentIndex(segment.base)
-    recovered.durable = mark.trusted.durable
     recovered.position = segment.base + fmt.SEGMENT_HEADER.size
     with SegmentReader(segment.path, segment.base) as reader:
         try:
@@ -419,8 +460,8 @@ def _recover_last(segment: Segment, recovered: Recovered, mark: Mark, files: Fil
         raise damaged(segment.path, recovered.position, segment.base, "the end of the log is missing")
     if mark.copied:
         recovered.notes.append(
-            f"this directory is a copy, so all segments were checked; they were durable up to position "
-            f"{recovered.position}"
+            f"this directory is a copy, so all segments were checked; they end at position {recovered.position}, and "
+            "whether the original went on is unknown"
         )
     if recovered.durable < recovered.position or not recovered.closed:
         _write_again(segment, recovered, files)

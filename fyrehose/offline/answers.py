@@ -37,7 +37,11 @@ def view(data: bytes) -> View:
         identity = bytes.fromhex(fields.get("identity", UNKNOWN.hex()))
         if len(identity) != len(UNKNOWN):
             raise ValueError
-    return View(mark, segments, identity)
+    with _decoding("vouched"):
+        vouched = fields.get("vouched", False)
+        if type(vouched) is not bool:
+            raise ValueError
+    return View(mark, segments, identity, vouched)
 
 
 def snapshots(data: bytes) -> list[int]:

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import attrs
 
-from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalGap, JournalUnreachable
+from fyrehose.errors import (
+    ConfigError,
+    JournalCorrupt,
+    JournalEndUnknown,
+    JournalError,
+    JournalFull,
+    JournalGap,
+    JournalUnreachable,
+)
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.copies import RESTORING, STANDBY
@@ -53,6 +61,8 @@ class Backup:
 
     :ivar mirror: whether to delete segments that the source has deleted
     :ivar subscription: name of the subscription to the source's files; None: there is none
+    :ivar vouches: whether the copy is a backup or a standby, for whose end its file END vouches
+    :ivar accept_unknown_end: whether to copy a source for whose end nothing vouches
     :ivar progress: called with the number of bytes that are copied so far, and the number of bytes to copy
     :ivar mark: the durable mark of the source when the backup last looked at it
     :ivar looked: when (monotonic, seconds) the backup last looked at the source and then copied its whole durable part
@@ -62,6 +72,8 @@ class Backup:
     replica: Replica
     mirror: bool = False
     subscription: str | None = None
+    vouches: bool = True
+    accept_unknown_end: bool = False
     progress: Progress = attrs.field(default=lambda done, total: None)
     mark: int = attrs.field(default=0, init=False)
     looked: float = attrs.field(default=float("-inf"), init=False)
@@ -77,6 +89,7 @@ class Backup:
         :raises JournalCorrupt: the source is damaged; the backup is complete up to the damage
         :raises JournalGap: the source has deleted the positions that come next
         :raises SourceBehind: the source ends before the backup does
+        :raises JournalEndUnknown: the source is a copy that may lack its newest records; nothing was copied
         :raises JournalError: the source is another journal, or the backup cannot be written
         :raises JournalFull: the backup's disk is full
         """
@@ -143,6 +156,8 @@ class Backup:
         for extent in missing:
             self._copy(extent, lambda copied, before=done: self.progress(before + copied, total))  # type: ignore[misc]
             done += sizes[extent]
+        if self.vouches and self.replica.tail is not None and self.replica.position >= view.mark:
+            self.replica.vouch()  # before anything is deleted
         if self.mirror:
             self._delete(view.start)
         self._copy_subscriptions()
@@ -153,6 +168,13 @@ class Backup:
 
     def _look(self) -> View:
         view = reach(self.source)
+        if not view.vouched and not self.accept_unknown_end:
+            raise JournalEndUnknown(
+                f"{self.source} is a copy, and nothing vouches for its end: its file END is missing, and MARK is "
+                f"missing, damaged, or of another directory; it reaches to position {view.mark}, and newer records may "
+                "be missing; "
+                "use a finished backup, or add --accept-unknown-end to go on with what is there"
+            )
         if self.subscription is not None and self._updated == float("-inf"):
             self._update_subscription(0)  # before anything is copied
         return view
@@ -315,6 +337,7 @@ def restore(
     progress: Progress = lambda done, total: None,
     *,
     exact: bool = False,
+    accept_unknown_end: bool = False,
 ) -> Replica:
     """Restore the backup *source* into *directory*, so that a server can start there.
 
@@ -323,6 +346,7 @@ def restore(
     completed; after an interruption, the same call continues.
 
     :param exact: whether to end the log where the backup ends, for a copy in which no server will start
+    :param accept_unknown_end: also restore a copy that may lack its newest records
     :return: the replica, closed, with its statistics
     :raises ConfigError: the directory is not empty
     :raises JournalError: as :meth:`Backup.run`, or as :func:`~.branching.begin_branch`
@@ -336,7 +360,7 @@ def restore(
     with Replica(directory, files) as replica:
         if not complete:
             files.store(marker, f"from {source}\n".encode())
-            Backup(source, replica, progress=progress).run()
+            Backup(source, replica, vouches=False, accept_unknown_end=accept_unknown_end, progress=progress).run()
         if exact or replica.tail is None:
             files.unlink(marker)
             files.sync_directory(directory)

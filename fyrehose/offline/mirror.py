@@ -23,9 +23,10 @@ from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.copies import written_while_copied
+from fyrehose.journal.ends import END, VouchedEnd
 from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
+from fyrehose.journal.recovery import damaged, durable_beyond, durable_end, next_whole
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.snapshots import needed_by
 from fyrehose.offline.places import Directory, Missing, Place
@@ -43,6 +44,7 @@ class CheckedTail:
     :ivar at: the position of the last batch
     :ivar last: the header of that batch, as it is in the file; empty if the segment has no batch yet
     :ivar identity: the identity of the journal; zeros: unknown
+    :ivar records: how many records the segment has so far
     """
 
     index: SegmentIndex
@@ -51,6 +53,7 @@ class CheckedTail:
     at: int = 0
     last: bytes = b""
     identity: bytes = bytes(16)
+    records: int = 0
 
 
 @attrs.define
@@ -215,6 +218,16 @@ class Replica:
         if made:
             self.files.sync_directory(self.directory)
 
+    def vouch(self) -> None:
+        """Write the file END, which says where the replica begins and ends, and which is right in every copy of it."""
+        tail = self.tail
+        assert tail is not None
+        chain = fmt.BatchHeader.unpack(tail.last, tail.at).checksum
+        end = VouchedEnd(tail.identity, self._begin, tail.index.base, tail.records, tail.at, tail.position, chain)
+        path = self.directory / END
+        if not path.exists() or self.files.content(path, 1 << 10) != end.pack():
+            self.files.store(path, end.pack())
+
     def _store_index(self, tail: CheckedTail) -> None:
         """Write the index of a complete segment."""
         self.files.store(scan.index_path_of(self.directory, tail.index.base), tail.index.pack())
@@ -247,6 +260,8 @@ class Replica:
     def _keep_from(self, position: int) -> None:
         self._begin = position
         self.note()
+        if (self.directory / END).exists():
+            self.vouch()
 
     def settle(self) -> None:
         """Check that no segment is missing, sync the last one, and write MARK.
@@ -319,6 +334,7 @@ def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterato
             raise fmt.Damage(f"the batch reaches beyond position {stop}, where the segment or its durable part ends")
         tail.index.add(header, body)
         tail.at, tail.last, tail.position = header.position, head, header.end
+        tail.records += header.records
         tail.chain = None if header.mended else header.checksum
         yield header, [head, body]
 
@@ -347,7 +363,7 @@ def tail_of(directory: Path) -> CheckedTail | None:
         if damage is not None and noted.durable:
             raise JournalCorrupt(
                 f"{segment.path} is damaged at byte {tail.position - segment.base} (position {tail.position}): "
-                f"{damage}; delete this file and MARK beside it, and run the backup again"
+                f"{damage}; delete this file, and MARK and {END} beside it, and run the backup again"
             )
         if tail.last:
             return tail
@@ -367,10 +383,14 @@ def reach(source: Place) -> View:
         view = source.view()
         if not isinstance(source, Directory) or not scan.look_at_mark(source.path, Files()).copied:
             return view
-        found = scan.segments(source.path)
+        if view.vouched:
+            return view
+        found, files = scan.segments(source.path), Files()
+        known = durable_end(source.path, found, scan.look_at_mark(source.path, files), files)
+        found[-1] = scan.without_hole(found[-1], files)
         tail, damage = _whole(found[-1], found[-1].end)
-        if damage is not None:
-            _check_end(found[-1], tail.position, damage)
+        if damage is not None or tail.position < known:
+            _check_end(found[-1], tail.position, known, damage or fmt.Damage("the end of the log is missing"))
     except OSError as error:
         raise JournalUnreachable(f"{source} cannot be read: {error.strerror}") from error
     ends = [segment.base for segment in found[1:]] + [tail.position]
@@ -391,13 +411,15 @@ def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | 
     return tail, None
 
 
-def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
+def _check_end(segment: scan.Segment, position: int, known: int, damage: fmt.Damage) -> None:
     """Check, as recovery does, that no durable batch follows the last intact batch of a copied segment.
+
+    :param known: the position up to which the log must reach; 0: unknown
 
     :raises JournalCorrupt: durable batches follow, and the damage does not look like that of a copy during a write
     """
     with scan.SegmentReader(segment.path, segment.base) as reader:
         durable = durable_beyond(reader, position, segment.end)
         torn = written_while_copied(reader, position, next_whole(reader, position, segment.end))
-    if position < durable and not torn:
+    if position < known or (position < durable and not torn):
         raise damaged(segment.path, position, segment.base, damage) from damage

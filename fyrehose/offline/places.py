@@ -28,6 +28,8 @@ from fyrehose.errors import (
 from fyrehose.journal import scan, subscriptions
 from fyrehose.journal.files import Files
 from fyrehose.journal.format import UNKNOWN
+from fyrehose.journal.index import index_limit
+from fyrehose.journal.snapshots import LIMIT
 from fyrehose.journal.subscriptions import FileSubscription
 from fyrehose.offline import answers
 from fyrehose.offline.view import View, differ, look
@@ -45,7 +47,7 @@ TIMEOUT = 30.0
 #: Limit of an answer in JSON, in bytes: it lists half a million segments.
 MOST_JSON = 16 << 20
 #: The longest part of an answer that an error shows, in bytes.
-MOST_SHOWN = 200
+MOST_SHOWN = 600
 #: The environment variable that names the file with a server's token.
 TOKEN_FILE = "FYREHOSE_TOKEN_FILE"
 #: How often a request is tried.
@@ -147,7 +149,9 @@ class Directory:
 
     def index(self, base: int) -> bytes | None:
         try:
-            return scan.index_path_of(self.path, base).read_bytes()
+            return Files().content(
+                scan.index_path_of(self.path, base), index_limit(0, scan.path_of(self.path, base).lstat().st_size)
+            )
         except FileNotFoundError:
             return None
 
@@ -157,7 +161,7 @@ class Directory:
     def snapshot(self, position: int) -> bytes:
         path = scan.snapshot_path_of(self.path, position)
         try:
-            return path.read_bytes()
+            return Files().content(path, LIMIT)
         except FileNotFoundError as error:
             raise Missing(str(path)) from error
 
@@ -328,7 +332,7 @@ class _Connection:
             wrong = "the token that was sent is wrong"
             raise JournalError(f"{url} requires a token: {hint if self._server.token is None else wrong}")
         if status >= 300:
-            kind = JournalUnreachable if status >= 500 else JournalError
+            kind = JournalUnreachable if status >= 500 else JournalCorrupt if status == 409 else JournalError
             text = answer.body[:MOST_SHOWN].decode(errors="replace").strip()
             raise kind(f"{url}{path}: {status} {text!r}")
         return answer.body

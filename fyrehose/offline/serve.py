@@ -1,7 +1,7 @@
 """``fyrehose journal serve``: serve a journal's files over HTTP, from a process of its own.
 
     GET /journal             the durable part: {"mark": M, "segments": [[base, end], ...], "snapshots": [position, ...],
-                             "identity": HEX}
+                             "identity": HEX, "vouched": whether the mark is known to be the end of the log}
     GET /segments/BASE       the bytes of a segment, also ranges of them; nothing beyond the durable mark
     GET /indexes/BASE        the index of a sealed segment
     GET /snapshots/POSITION  a snapshot of all streams
@@ -28,9 +28,10 @@ from zope.interface import implementer
 
 from fyrehose.broker.callback import CallbackBroker
 from fyrehose.broker.rounds import Rounds
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import ISubscription
 from fyrehose.journal import scan, subscriptions
+from fyrehose.journal.files import Files
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
 from fyrehose.offline.view import look
@@ -131,6 +132,9 @@ class ServeProtocol(WebProtocol):
                     self._refuse(404, "unknown path")
         except FileNotFoundError:
             self._refuse(404, "there is no such file, or it was deleted")
+        except JournalCorrupt as error:
+            self.log.warn("cannot answer a request: {why}", why=str(error))
+            self._refuse(409, str(error))
         except (FyrehoseError, OSError) as error:  # the journal may be readable again later
             self.log.warn("cannot answer a request: {why}", why=str(error))
             self._refuse(503, str(error))
@@ -150,7 +154,13 @@ class ServeProtocol(WebProtocol):
         # The snapshots are listed after the segments, so that every snapshot that a segment refers to is included.
         snapshots = scan.snapshots(self.directory)
         segments = [[extent.base, extent.end] for extent in view.segments]
-        return {"mark": view.mark, "segments": segments, "snapshots": snapshots, "identity": view.identity.hex()}
+        return {
+            "mark": view.mark,
+            "segments": segments,
+            "snapshots": snapshots,
+            "identity": view.identity.hex(),
+            "vouched": view.vouched,
+        }
 
     def _update_subscription(self, name: str, body: bytes) -> None:
         try:
@@ -173,7 +183,7 @@ class ServeProtocol(WebProtocol):
 
     def _send_file(self, request: RequestHead, path: Path, limit: int | None = None) -> None:
         """Send the file at *path*, at most its first *limit* bytes, or the range of these that the request asks for."""
-        file = path.open("rb")
+        file = os.fdopen(Files().open(path, os.O_RDONLY), "rb")
         size = os.fstat(file.fileno()).st_size if limit is None else limit
         asked = request.headers.get("range")
         start, stop = _range(asked, size)

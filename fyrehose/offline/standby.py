@@ -21,6 +21,7 @@ import attrs
 from fyrehose.errors import ConfigError
 from fyrehose.journal import scan
 from fyrehose.journal.copies import STANDBY, followed
+from fyrehose.journal.ends import END
 from fyrehose.journal.files import Files
 from fyrehose.journal.follower import REPLICA
 from fyrehose.offline.backup import Backup, is_empty
@@ -100,7 +101,7 @@ def promote(directory: Path, files: Files) -> Branch:
     :raises JournalError: see :func:`~.branching.begin_branch`
     """
     check_standby(directory)
-    return begin_branch(directory, files, "cannot be promoted", (STANDBY, REPLICA))
+    return begin_branch(directory, files, "cannot be promoted", (END, STANDBY, REPLICA))
 
 
 def check_standby(directory: Path) -> None:

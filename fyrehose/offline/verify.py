@@ -19,8 +19,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
+from fyrehose.journal.ends import END, VouchedEnd
 from fyrehose.journal.files import Files
-from fyrehose.journal.index import PackedIndex, SegmentIndex
+from fyrehose.journal.index import PackedIndex, SegmentIndex, index_limit
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import streams_at_start
@@ -48,7 +49,7 @@ class Problem:
 class Report:
     """The result of verification.
 
-    :ivar mark: the durable mark; 0: unknown
+    :ivar mark: the end of the log for which MARK, or the file END, vouches; 0: unknown
     :ivar end: the position up to which everything was checked
     :ivar size: number of bytes that were checked
     :ivar allocated: number of bytes behind the end that are allocated on disk and not used yet
@@ -85,7 +86,7 @@ def verify(
     """
     log = Log.of(directory)
     total = sum(segment.size for segment in log.segments)
-    verifier = _Verifier(Report(mark=log.mark), directory, most)
+    verifier = _Verifier(Report(mark=log.mark), directory, most, log.end)
     verifier.front(log)
     with closing(verifier.store):
         for found in walk(log, everything):
@@ -106,6 +107,7 @@ class _Verifier:
     report: Report
     directory: Path
     most: int
+    end: VouchedEnd | None = None
     store: Store = attrs.field(init=False)
     done: int = 0
     #: (base, end) of each sealed segment that was checked
@@ -122,6 +124,7 @@ class _Verifier:
     _floor: int = 0
     #: Streams whose last number was read after the last damage, so that missing numbers are a problem from now on.
     _certain: set[str] = attrs.field(factory=set)
+    _records: int = 0  #: how many records the segment has in which the file END says that the log ends
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
 
@@ -132,8 +135,8 @@ class _Verifier:
         """Check that no segment is missing at the beginning, and note if MARK is missing."""
         if not log.mark:
             self.report.notes.append(
-                "MARK is missing, damaged, or copied from another directory: the log was checked up to the position "
-                "that its batches note as durable; whether the end of the log is missing is unknown"
+                "MARK is missing, damaged, or copied from another directory, and there is no file END: what follows "
+                "the end that was checked is unknown"
             )
         first = log.segments[0]
         if log.begin is not None and first.base > log.begin:
@@ -152,6 +155,12 @@ class _Verifier:
     def finish(self) -> None:
         """Check the last segment, and complete the report."""
         self._end_segment()
+        if self.end is not None and self._records < self.end.records:
+            name = scan.path_of(self.directory, self.end.base).name
+            self.report.notes.append(
+                f"{name} had {counted(self.end.records, 'record')} up to position {self.end.position}, by the file "
+                f"{END}; {counted(self._records, 'record')} of them can be read"
+            )
         if self._last is not None and not self._last.sealed:
             self.store.open(self._sealed, self._index)
             self._read(self._index)
@@ -184,6 +193,16 @@ class _Verifier:
         self.report.end = max(self.report.end, damaged.stop)
         self.done += size
 
+    def _compare(self, batch: Batch) -> None:
+        """Compare a batch with the file END, if there is one."""
+        end, header = self.end, batch.header
+        if end is None or header.end > end.position:
+            return
+        self._records += header.records if batch.segment.base == end.base else 0
+        if header.end == end.position and (header.checksum, self._identity) != (end.chain, end.identity):
+            what = f"the last batch is not the one that the file {END} names, which is of another log, or damaged"
+            self._problem(batch.segment, header.position, what)
+
     def _loses(self) -> None:
         """Note that records may be lost at this point, so that their numbers are not reported as another problem."""
         self._lost = True
@@ -191,6 +210,7 @@ class _Verifier:
 
     def _batch(self, batch: Batch) -> None:
         header, report = batch.header, self.report
+        self._compare(batch)
         report.batches += 1
         report.end = header.end
         report.size += header.end - header.position
@@ -315,7 +335,7 @@ class _Verifier:
     def _check_index(self, segment: scan.Segment, stop: int) -> None:
         path = scan.index_path_of(self.directory, segment.base)
         try:
-            data = path.read_bytes()
+            data = Files().content(path, index_limit(segment.base, stop))
         except FileNotFoundError:
             self.report.notes.append(f"{path.name} is missing, and will be rebuilt when it is needed")
             return

@@ -16,6 +16,7 @@ import attrs
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.ends import vouched_end
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import durable_beyond, newer_refused
 
@@ -40,11 +41,14 @@ class View:
     :ivar segments: in the order of their positions; positions between two segments, or between the last and the mark,
         are missing in the journal
     :ivar identity: of the journal, 16 bytes; zeros if it has none yet
+    :ivar vouched: whether MARK, where it was written, or the file END says that this is the end of the log; if not,
+        newer records may be missing
     """
 
     mark: int
     segments: tuple[Extent, ...]
     identity: bytes = fmt.UNKNOWN
+    vouched: bool = True
 
     @property
     def start(self) -> int:
@@ -61,12 +65,14 @@ def look(directory: Path) -> View:
     """Return the durable content of the journal in *directory*.
 
     :raises JournalError: there is no such directory
+    :raises JournalCorrupt: it has a file END, and the log does not reach the end that this names
     """
     if not directory.is_dir():
         raise JournalError(f"{directory} is no journal: there is no such directory")
     for _ in range(_TRIES):
         # The mark is read first, so that segments that are created afterwards have no bytes below it.
-        mark = durable_mark(directory)
+        noted = vouched_mark(directory)
+        mark = noted.durable or durable_by_batches(directory)
         found = [segment for segment in scan.segments(directory) if segment.base < mark]
         ends = [segment.base for segment in found[1:]] + [mark] * bool(found)
         extents = tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True))
@@ -79,12 +85,24 @@ def look(directory: Path) -> View:
             identity = scan.identity_of(found)
     except FileNotFoundError:
         identity = fmt.UNKNOWN  # the only segment was deleted at this moment
-    return View(mark, extents, identity)
+    return View(mark, extents, identity, vouched=noted.durable > 0 or not found)
 
 
 def durable_mark(directory: Path) -> int:
     """Return the durable mark, or 0 if nothing is durable yet."""
-    return believed_mark(directory).durable or durable_by_batches(directory)
+    return vouched_mark(directory).durable or durable_by_batches(directory)
+
+
+def vouched_mark(directory: Path) -> scan.Mark:
+    """Return the end of the log for which MARK, where it was written, or the file END vouches.
+
+    :return: an empty Mark if neither does
+    :raises JournalCorrupt: the file END is damaged, or the log does not reach its end
+    """
+    mark, end = believed_mark(directory), vouched_end(directory, Files())
+    if end is None or mark.durable >= end.position:
+        return mark
+    return scan.Mark(end.position, end.begin)
 
 
 def believed_mark(directory: Path) -> scan.Mark:
@@ -107,6 +125,6 @@ def durable_by_batches(directory: Path) -> int:
     found = scan.segments(directory)
     if not found:
         return 0
-    last = found[-1]
+    last = scan.without_hole(found[-1], Files())
     with scan.SegmentReader(last.path, last.base) as reader, newer_refused(last.path):
         return max(durable_beyond(reader, last.base, last.end), last.base)

@@ -18,7 +18,9 @@ import attrs
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.recovery import damaged, last_byte, newer_refused, next_whole
+from fyrehose.journal.ends import VouchedEnd, look_at_end
+from fyrehose.journal.files import Files
+from fyrehose.journal.recovery import damaged, durable_end, last_byte, newer_refused, next_whole
 from fyrehose.offline.view import believed_mark, durable_by_batches
 from fyrehose.records import Run
 
@@ -76,32 +78,42 @@ class Damaged:
 class Log:
     """The segments of a journal, and how far they are durable.
 
-    :ivar mark: the durable mark from MARK; 0: unknown
-    :ivar durable: everything below this position was on disk, according to MARK or to the headers of batches
-    :ivar begin: position of the oldest segment that retention has not deleted, from MARK; None: unknown
+    :ivar mark: the durable mark from MARK or the file END; 0: unknown
+    :ivar durable: everything below this position was on disk, according to these or to the headers of batches
+    :ivar begin: position of the oldest segment that retention has not deleted; None: unknown
+    :ivar end: the content of the file END, if there is one; the segments were not compared with it
+    :ivar copied: whether nobody vouches for the end of a copy, so that all of its intact batches are read
     """
 
     segments: tuple[scan.Segment, ...]
     mark: int
     durable: int
     begin: int | None = None
+    end: VouchedEnd | None = None
+    copied: bool = False
 
     @classmethod
     def of(cls, directory: Path) -> Log:
         """Find the segments in *directory*.
 
         :raises JournalError: there is no journal
-        :raises JournalCorrupt: all segments of the journal are missing
+        :raises JournalCorrupt: all segments of the journal are missing, or the file END is damaged
         """
-        noted = believed_mark(directory)
+        files = Files()
+        noted, end = scan.look_at_mark(directory, files), look_at_end(directory, files)
+        trusted = believed_mark(directory)
         # Listed after MARK was read, so that the segments extend at least to the mark.
         found = tuple(scan.segments(directory))
-        if not found and noted.durable:
-            raise JournalCorrupt(f"the journal {directory} has no segments, but {noted.durable} bytes were durable")
+        if end is not None and end.position > trusted.durable:
+            trusted = scan.Mark(end.position, end.begin)
+        if not found and (was := trusted.durable or noted.durable):
+            raise JournalCorrupt(f"the journal {directory} has no segments, but {was} bytes were durable")
         if not found:
             raise JournalError(f"{directory} is no journal: it has no segment files; name a server's --data-dir")
-        durable = max(noted.durable or durable_by_batches(directory), found[-1].base)
-        return cls(found, noted.durable, durable, noted.begin)
+        if trusted.durable:
+            return cls(found, trusted.durable, max(trusted.durable, found[-1].base), trusted.begin, end)
+        known = durable_end(directory, found, noted, files) or durable_by_batches(directory)
+        return cls(found, 0, max(known, found[-1].base), noted.begin, copied=noted.copied)
 
 
 def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:
@@ -111,7 +123,7 @@ def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | 
     :raises JournalCorrupt: a newer version has written to the journal
     """
     for segment, after in zip_longest(log.segments, log.segments[1:]):
-        reach = segment.end if everything else log.durable
+        reach = segment.end if everything or log.copied else log.durable
         stop = reach if after is None else after.base
         if stop <= segment.base:
             return  # the segment was created a moment ago, and nothing of it is durable

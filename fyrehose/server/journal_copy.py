@@ -54,5 +54,5 @@ def copy_journal(token_file: str, url: str, directory: Path, files: Files, ident
             "option `journal` of that server, or what `fyrehose journal serve` serves there"
         )
     with Replica(directory, files) as replica:
-        Backup(source, replica, progress=CopyLog(stopping)).run()
+        Backup(source, replica, progress=CopyLog(stopping), vouches=False).run()
         return replica.position

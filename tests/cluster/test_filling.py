@@ -88,7 +88,7 @@ def test_without_a_journal_to_copy_the_server_says_what_to_do(tmp_path: Path, jo
     copied, (failure,) = fill(tmp_path, checkpoint(9), [said("b", 9)], journal)
     assert not copied
     failure.trap(ConfigError)
-    assert "fyrehose journal backup" in failure.getErrorMessage()
+    assert "fyrehose journal restore --exact" in failure.getErrorMessage()
 
 
 def test_a_server_starts_although_the_shared_log_answers_late(tmp_path: Path) -> None:

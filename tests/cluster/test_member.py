@@ -569,7 +569,7 @@ def test_a_server_that_is_too_far_behind_says_how_to_fill_it(cluster: Cluster, l
     new = cluster.add("c")
     cluster.run(3)
     assert new.journal.state is JournalState.FAILED
-    assert "fyrehose journal backup" in str(logged_errors[0]["log_failure"])
+    assert "fyrehose journal restore --exact" in str(logged_errors[0]["log_failure"])
     logged_errors.clear()
 
 
@@ -577,7 +577,7 @@ def test_a_new_server_follows_after_the_journal_of_another_was_copied(cluster: C
     leader = cluster.elect_of_two()
     cluster.publish_five(leader)
     source, target = leader.journal.directory, cluster.directory / "c"
-    copied = CliRunner().invoke(main, ["journal", "backup", str(source), str(target)])
+    copied = CliRunner().invoke(main, ["journal", "restore", "--exact", str(source), str(target)])
     assert copied.exit_code == 0, copied.output
     new = cluster.add("c")
     leader.publish(b"after the copy")

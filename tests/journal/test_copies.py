@@ -22,8 +22,11 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import WINDOW, WORD, written_while_copied
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
+from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.offline.verify import verify
+from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 
 #: The orders in which programs copy the files of a directory.
@@ -243,6 +246,89 @@ def test_many_zeros_in_a_segment_mean_that_it_was_copied_while_it_was_written(
     assert ("put the copy into an empty directory" in str(refused.value)) == (torn and not copy)
 
 
+class TestTheEndOfACopy:
+    """MARK of a copy may be newer than its segments, but not everything can be explained by that."""
+
+    @pytest.fixture
+    def copy(self, open_journal: Any, tmp_path: Path) -> Path:
+        """Return a copy of a journal that was not being written."""
+        bench = open_journal(segment_size=4096)
+        for i in range(50):
+            bench.append(bytes(Random(i).randbytes(300)))
+        bench.close()
+        return Path(shutil.copytree(bench.directory, tmp_path / "copy"))
+
+    def refused(self, copy: Path, why: str) -> None:
+        with pytest.raises(JournalCorrupt, match=why):
+            recover(copy, Files())
+        assert verify(copy).problems
+        set_aside(copy, Files())
+        found = recover(copy, Files())
+        assert found.streams.ends["s"] > 50, "numbers are skipped"
+
+    def test_a_missing_last_segment_is_damage(self, copy: Path) -> None:
+        scan.segments(copy)[-1].path.unlink()
+        self.refused(copy, "the end of the log is missing")
+
+    def test_a_truncated_last_segment_is_damage(self, copy: Path) -> None:
+        last = scan.segments(copy)[-1]
+        os.truncate(last.path, last.size - 200)
+        self.refused(copy, "is damaged at byte")
+
+    def test_a_flipped_byte_in_the_last_batch_is_damage(self, copy: Path) -> None:
+        last = scan.segments(copy)[-1]
+        at = [found.header.position for found in walk(Log.of(copy)) if isinstance(found, Batch)][-1] - last.base
+        data = bytearray(last.path.read_bytes())
+        data[at + 40] ^= 1
+        last.path.write_bytes(data)
+        self.refused(copy, "is damaged at byte")
+
+    def test_an_intact_copy_is_read_to_its_end_which_is_unknown(self, copy: Path) -> None:
+        report = verify(copy)
+        assert (report.mark, report.records, report.problems) == (0, 50, [])
+        assert "whether the original went on is unknown" in recover(copy, Files()).notes[-1]
+
+
+class TestMark:
+    """A MARK that is not that of the segments never makes a start lose or repeat anything in silence."""
+
+    @pytest.fixture
+    def journal(self, open_journal: Any) -> Path:
+        bench = open_journal(segment_size=4096)
+        for i in range(50):
+            bench.append(b"%03d" % i * 100)
+        bench.close()
+        return Path(bench.directory)
+
+    def write(self, directory: Path, content: bytes) -> None:
+        with (directory / "MARK").open("r+b") as file:
+            file.write(content)
+
+    def test_a_mark_of_zeros_is_unknown(self, journal: Path) -> None:
+        self.write(journal, bytes(36))
+        assert scan.look_at_mark(journal, Files()) == scan.Mark()
+        assert verify(journal).mark == 0
+        assert recover(journal, Files()).streams.ends["s"] == 50
+
+    def test_a_mark_of_another_journal_makes_the_end_unknown(self, journal: Path) -> None:
+        self.write(journal, scan.pack_mark(1 << 30, 0, (1, 1)))
+        assert verify(journal).mark == 0
+        assert recover(journal, Files()).streams.ends["s"] == 50
+
+    def test_a_mark_that_is_older_than_the_segments_hides_nothing_from_a_start(self, journal: Path) -> None:
+        with Files().opened(journal / "MARK", os.O_RDWR) as fd:
+            Files().write(fd, scan.pack_mark(scan.segments(journal)[-1].base + 64, 0, Files().identity(fd)), 0)
+        assert any("not known to be durable" in note for note in verify(journal).notes)
+        assert recover(journal, Files()).streams.ends["s"] == 50
+
+    def test_a_mark_that_is_newer_than_the_segments_is_damage(self, journal: Path) -> None:
+        with Files().opened(journal / "MARK", os.O_RDWR) as fd:
+            Files().write(fd, scan.pack_mark(scan.segments(journal)[-1].end + 8, 0, Files().identity(fd)), 0)
+        assert verify(journal).problems
+        with pytest.raises(JournalCorrupt, match="the end of the log is missing"):
+            recover(journal, Files())
+
+
 class TestTheFront:
     def journal(self, open_journal: Any, **settings: Any) -> Any:
         bench = open_journal(segment_size=4096, **settings)
@@ -261,12 +347,15 @@ class TestTheFront:
         bench.close()
         open_journal(segment_size=4096)
 
-    def test_missing_oldest_segments_of_a_copy_are_only_noted(self, open_journal: Any, tmp_path: Path) -> None:
+    def test_missing_oldest_segments_of_a_copy_are_reported(self, open_journal: Any, tmp_path: Path) -> None:
         bench = self.journal(open_journal)
         bench.close()
         shutil.copytree(bench.directory, tmp_path / "copy")
         scan.segments(tmp_path / "copy")[0].path.unlink()
-        assert any("retention deleted them while" in note for note in recover(tmp_path / "copy", Files()).notes)
+        with pytest.raises(JournalCorrupt, match=r"its log began at position 0, .*, and they were not copied, or"):
+            recover(tmp_path / "copy", Files())
+        assert any("are missing, with all their records" in note for note in set_aside(tmp_path / "copy", Files()))
+        recover(tmp_path / "copy", Files())
 
     def test_segments_deleted_by_retention_are_not_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal, keep_bytes=8000)

@@ -157,7 +157,7 @@ def test_a_lost_machine_is_filled_by_hand_with_a_backup(cluster: Cluster) -> Non
     published: list[bytes] = []
     lost, leader = follower_without_disk(cluster, published)
     port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
-    for line in commands("fyrehose journal backup", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
+    for line in commands("fyrehose journal restore", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
         subprocess.run(command(line), check=True, timeout=60)
     replace(lost)
     lost.start()

@@ -26,7 +26,7 @@ from fyrehose.offline.backup import Backup
 from fyrehose.offline.mirror import Replica
 from fyrehose.offline.places import RemoteJournal
 
-JOURNAL = {"mark": 100, "segments": [[0, 100]], "snapshots": [], "identity": "00" * 16}
+JOURNAL = {"mark": 100, "segments": [[0, 100]], "snapshots": [], "identity": "00" * 16, "vouched": True}
 #: A terminal would set its title, and clear its screen.
 ESCAPES = b"\x1b]0;own\x07\x1b[2J\xc2\x9b2J"
 
@@ -136,6 +136,7 @@ REFUSED: dict[str, tuple[Answer, str]] = {
     "text": (journal(mark="100"), "mark"),
     "true": (journal(mark=True), "mark"),
     "negative": (journal(mark=-5, segments=[[-100, -5]]), "mark"),
+    "vouched": (journal(vouched=1), "vouched"),
     "huge-mark": (journal(mark=HUGE), "mark"),
     "huge-base": (journal(mark=HUGE - 1, segments=[[1 << 65, HUGE - 1]]), "mark"),
     "negative-base": (journal(segments=[[-1, 100]]), "segments"),

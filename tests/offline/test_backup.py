@@ -19,6 +19,7 @@ from zope.interface import implementer
 from fyrehose.errors import (
     ConfigError,
     JournalCorrupt,
+    JournalEndUnknown,
     JournalError,
     JournalFull,
     JournalGap,
@@ -30,6 +31,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
+from fyrehose.journal.ends import END
 from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
@@ -86,6 +88,19 @@ def started(directory: Path, quarantine: bool = False) -> list[int]:
         opened[0].raiseException()
     journal.close()
     return numbers(directory)
+
+
+def served(backup: Path) -> list[int]:
+    """Restore a backup and start a server there; return the messages that it serves."""
+    target = backup.with_name(f"{backup.name}-restored")
+    restore(Directory(backup), target, Files())
+    return started(target)
+
+
+def opened_up(backup: Path) -> Path:
+    """Make a server start in a backup, which it refuses otherwise."""
+    (backup / END).unlink()
+    return backup
 
 
 def is_same_log(source: Path, target: Path) -> bool:
@@ -171,7 +186,7 @@ class TestCopying:
         again = open_journal(segment_size=4096)
         fill(again, 5)
         backed_up(source.directory, target)
-        assert started(target) == list(range(1, 56))
+        assert served(target) == list(range(1, 56))
 
     def test_progress_reports_bytes(self, source: Any, tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
@@ -240,7 +255,10 @@ class TestCopying:
         copy, target = tmp_path / "copy", tmp_path / "b"
         shutil.copytree(source.directory, copy)
         assert look(copy).mark < look(source.directory).mark, "MARK of a copy is not believed"
-        backed_up(copy, target)
+        with pytest.raises(JournalEndUnknown, match=r"newer records may be missing; .* add --accept-unknown-end"):
+            backed_up(copy, target)
+        assert not scan.segments(target)
+        backed_up(copy, target, accept_unknown_end=True)
         assert is_same_log(source.directory, target)
 
     def test_a_copied_journal_with_durable_damage_in_its_last_segment_is_refused(
@@ -419,7 +437,7 @@ class TestInterruption:
     ) -> None:
         base, target, scratch = tmp_path / "base", tmp_path / "b", tmp_path / "scratch"
         backed_up(source.directory, base)
-        before = numbers(base)
+        before, whole = numbers(base), look(base).mark
         fill(source, 12)
         if mirror:
             for segment in scan.segments(source.directory)[:3]:
@@ -443,6 +461,9 @@ class TestInterruption:
             assert found == list(range(found[0], found[-1] + 1))
             assert verify(target).problems == []
             shutil.copytree(target, scratch)
+            report = verify(scratch)
+            assert (report.problems, report.mark >= whole) == ([], True), "a copy has what was finished before"
+            (scratch / END).unlink()
             fd = os.open(scratch / "MARK", os.O_RDWR)
             noted = scan.look_at_mark(target, Files())
             os.pwrite(fd, scan.pack_mark(noted.durable, noted.begin, Files().identity(fd)), 0)
@@ -561,7 +582,9 @@ class TestRefusals:
     def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         backed_up(source.directory, target)
-        started(target)
+        with pytest.raises(ConfigError, match="is a backup"):
+            started(target)
+        started(opened_up(target))
         fill(source, 5)
         with pytest.raises(JournalError, match="a server was started in the backup; use an empty directory"):
             backed_up(source.directory, target)
@@ -574,7 +597,7 @@ class TestRefusals:
         backed_up(source.directory, target)
         with pytest.raises(SourceBehind, match="restored from an older copy"):
             backed_up(older, target)
-        started(older)
+        started(opened_up(older))
         with pytest.raises(JournalError, match="ends at position"):
             backed_up(older, target)
 
@@ -588,7 +611,7 @@ class TestRefusals:
         shutil.copytree(
             source.directory, tmp_path / "c", ignore=lambda _, names: [n for n in names if n > found[3].path.name]
         )
-        backed_up(tmp_path / "c", target)
+        backed_up(tmp_path / "c", target, accept_unknown_end=True)
         rename_journal(found[-1].path, b"b" * 16)
         with pytest.raises(JournalError, match=r"is another journal \(identity (62){16}\)"):
             backed_up(source.directory, target)
@@ -670,10 +693,13 @@ class TestRefusals:
         backed_up(source.directory, target)
         last = scan.segments(target)[-1]
         flip(last.path, last.size - 5)
-        with pytest.raises(JournalCorrupt, match=f"{last.path} is damaged .*; delete this file and MARK beside it"):
+        with pytest.raises(
+            JournalCorrupt, match=f"{last.path} is damaged .*; delete this file, and MARK and END beside it"
+        ):
             backed_up(source.directory, target)
         last.path.unlink()
         (target / "MARK").unlink()
+        (target / END).unlink()
         backed_up(source.directory, target)
         assert is_same_log(source.directory, target)
 
@@ -785,7 +811,7 @@ class TestRetention:
             segment.path.unlink()
         backed_up(source.directory, tmp_path / "b")
         assert is_same_log(source.directory, tmp_path / "b")
-        assert started(tmp_path / "b")[-1] == 50
+        assert served(tmp_path / "b")[-1] == 50
 
     def test_first_backup_is_repeated_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
         class Fading(Directory):
@@ -865,7 +891,7 @@ class TestFollowing:
             if turn[0] == 2:  # the source was restored from an older copy, and is shorter than the backup
                 source.close()
                 source.directory.rename(tmp_path / "away")
-                older.rename(source.directory)
+                opened_up(older).rename(source.directory)
             elif turn[0] == 4:
                 for _ in range(20):
                     started(source.directory)
@@ -997,6 +1023,17 @@ class TestRestore:
             restore(Directory(backup), target, Files())
             assert started(target) == list(range(1, 51))
         assert steps > 20
+
+    def test_a_copy_of_a_server_s_directory_is_restored_only_if_its_unknown_end_is_accepted(
+        self, source: Any, tmp_path: Path
+    ) -> None:
+        source.close()
+        copy, target = tmp_path / "copy", tmp_path / "restored"
+        shutil.copytree(source.directory, copy)
+        with pytest.raises(JournalEndUnknown):
+            restore(Directory(copy), target, Files())
+        restore(Directory(copy), target, Files(), accept_unknown_end=True)
+        assert started(target) == list(range(1, 51))
 
     def test_restoring_a_damaged_backup_is_refused(self, source: Any, tmp_path: Path) -> None:
         backup, target = tmp_path / "b", tmp_path / "restored"

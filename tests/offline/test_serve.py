@@ -59,6 +59,7 @@ def test_journal_lists_the_durable_segments(bench: Any) -> None:
     assert status == 200
     segments = [[extent.base, extent.end] for extent in view.segments]
     expected = {"mark": view.mark, "segments": segments, "snapshots": [], "identity": view.identity.hex()}
+    expected["vouched"] = True
     assert json.loads(body) == expected
 
 
@@ -210,11 +211,25 @@ def test_unreadable_files_are_answered_with_503(bench: Any, monkeypatch: pytest.
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(type(bench.directory), "open", fail)
     monkeypatch.setattr(subscriptions, "registered", fail)
-    for path in ("/segments/0000000000000000", "/indexes/0000000000000000", "/subscriptions"):
+    segment, index = scan.path_of(bench.directory, 0), scan.index_path_of(bench.directory, 0)
+    for path in (segment, index):
+        path.unlink(missing_ok=True)
+    segment.symlink_to("/dev/zero")
+    os.mkfifo(index)
+    for path, why in (
+        ("/segments/0000000000000000", b"it is a symbolic link"),
+        ("/indexes/0000000000000000", b"it is not a regular file"),
+        ("/subscriptions", b"Too many open files"),
+    ):
         status, _, body = ask(bench, "GET", path)
-        assert (status, b"Too many open files" in body) == (503, True)
+        assert (status, why in body) == (503, True)
+
+
+def test_a_journal_that_does_not_reach_its_vouched_end_is_answered_with_409(bench: Any) -> None:
+    (bench.directory / "END").write_bytes(b"journal end 1\n")
+    status, _, body = ask(bench, "GET", "/journal")
+    assert (status, b"END is damaged" in body) == (409, True)
 
 
 def test_long_body_is_not_kept_in_memory(bench: Any) -> None:

@@ -192,7 +192,7 @@ def test_damage_is_found_without_a_mark_file(open_journal, mark: object) -> None
         path.write_bytes(data if mark == "flipped" else b"")
     report = verify(bench.directory)
     assert report.records == 75, "not nothing"
-    assert any("whether the end of the log is missing is unknown" in note for note in report.notes)
+    assert any("what follows the end that was checked is unknown" in note for note in report.notes)
     patch(scan.segments(bench.directory)[0].path, 2000, b"damage")
     assert len(verify(bench.directory).problems) == 1
 

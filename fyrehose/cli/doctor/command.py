@@ -56,6 +56,7 @@ def _row(finding: Finding) -> tuple[str | Text, ...]:
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of the journal.")
 @click.option("--backup", "backups", multiple=True, metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--backup-age", type=DURATION, default="1d", show_default=True, help="How old a backup may be.")
+@click.option("--verify", "verifying", is_flag=True, help="Also check every byte of each backup.")
 @click.option("--url", metavar="URL", help="Admin listener, if the configuration does not say.")
 @click.option("--token-file", type=click.Path(path_type=Path), help="File with its token.")
 @click.option("--ca", type=click.Path(path_type=Path), help="PEM file of its certificate authority.")
@@ -80,6 +81,7 @@ def examine(
     data_dir: Path | None = None,
     backups: Sequence[Path] = (),
     backup_age: float = doctor_journal.DAY_S,
+    verifying: bool = False,
     url: str | None = None,
     token_file: Path | None = None,
     ca: Path | None = None,
@@ -89,6 +91,7 @@ def examine(
     :param file: the configuration file; None: that of the running server, or none
     :param data_dir: the directory of the journal; None: the one in the configuration
     :param backups: directories of backups, which may be *backup_age* seconds old
+    :param verifying: whether to read every byte of the backups
     :param url: the URL of the admin listener; None: that of the configuration
     """
     source, pid = None, None if data_dir is None else _pid(data_dir)
@@ -109,7 +112,7 @@ def examine(
     yield from doctor_machine.descriptors(*doctor_config.descriptors_wanted(config), pid)
     yield from doctor_machine.disk(directory, config.journal.min_free, config.journal.keep_bytes)
     yield from doctor_journal.journal(directory, pid)
-    yield from doctor_journal.backups(directory, backups, backup_age)
+    yield from doctor_journal.backups(directory, backups, backup_age, verifying)
     if pid is None and url is None:
         yield Finding(Level.NOTE, "server", "none has this journal open", str(directory))
         return

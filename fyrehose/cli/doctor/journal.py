@@ -7,17 +7,17 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from fyrehose import __version__
 from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.doctor.findings import Finding, Level
-from fyrehose.errors import FyrehoseError, JournalError
+from fyrehose.errors import FyrehoseError, JournalCorrupt, JournalError
 from fyrehose.journal import scan
 from fyrehose.journal.subscriptions import registered
-from fyrehose.offline.view import believed_mark, differ, look
+from fyrehose.offline.verify import verify
+from fyrehose.offline.view import View, believed_mark, differ, look
 from fyrehose.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.options import counted, shown_size
 
@@ -91,10 +91,11 @@ def _readers(directory: Path) -> Iterator[Finding]:
             yield Finding(Level.WARNING, "reader", what, str(directory), advice)
 
 
-def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[Finding]:
-    """Report whether the backups in *places* are complete copies of the journal in *directory*.
+def backups(directory: Path, places: Sequence[Path], most_s: float, verifying: bool = False) -> Iterator[Finding]:
+    """Report whether the backups in *places* are finished, and how far they are behind the journal in *directory*.
 
-    :param most_s: how old an incomplete backup may be, in seconds
+    :param most_s: how old a backup that is behind may be, in seconds
+    :param verifying: whether to read every byte of the backups
     """
     if not places:
         advice = "pass --backup DIR; make one with: fyrehose journal backup; see `fyrehose help backup`"
@@ -105,28 +106,59 @@ def backups(directory: Path, places: Sequence[Path], most_s: float) -> Iterator[
     except JournalError:
         return  # journal() has reported it
     for place in places:
-        yield from _backup(origin, place, most_s)
+        yield from _backup(origin, place, most_s, verifying)
 
 
-def _backup(origin: Any, place: Path, most_s: float) -> Iterator[Finding]:
+def _backup(origin: View, place: Path, most_s: float, verifying: bool) -> Iterator[Finding]:
     where, advice = str(place), "run `fyrehose journal backup`, and find out why its timer did not"
     try:
         copy = look(place)
         written = max(path.stat().st_mtime for path in (place / scan.MARK_NAME, *place.glob("*.segment")))
     except (FyrehoseError, OSError, ValueError) as error:
-        yield Finding(Level.ERROR, "backup", f"it cannot be read: {error}", where, advice)
+        damaged = isinstance(error, JournalCorrupt)
+        what = f"it is damaged: {error}" if damaged else f"it cannot be read: {error}"
+        yield Finding(Level.ERROR, "backup", what, where, "back up into an empty directory" if damaged else advice)
         return
     if differ(origin.identity, copy.identity):
         what = "it is the backup of another journal"
         yield Finding(Level.ERROR, "backup", what, where, "back up into an empty directory")
         return
     behind, age = origin.mark - copy.mark, time.time() - written
-    if behind <= 0:
-        yield Finding(Level.OK, "backup", "complete", where)
+    if behind < 0:
+        what = (
+            f"it is {shown_size(-behind)} ahead of the journal: a server was started in one of them, or the journal was"
+        )
+        advice = "back up into an empty directory, and keep this one until you know which of the two is right"
+        yield Finding(Level.ERROR, "backup", f"{what} restored from an older copy", where, advice)
         return
-    text = f"{shown_size(behind)} behind, last written {_ago(age)} ago"
-    old = age > most_s
-    yield Finding(Level.WARNING if old else Level.OK, "backup", text, where, advice if old else "")
+    if not copy.vouched:
+        what = "its end is unknown: it was never finished, or its files END and MARK were not copied"
+        yield Finding(Level.WARNING, "backup", what, where, "run `fyrehose journal backup`")
+        return
+    state = "up to date" if not behind else f"{shown_size(behind)} behind, last written {_ago(age)} ago"
+    yield from (
+        _verified(place, state, where)
+        if verifying
+        else [
+            Finding(
+                Level.NOTE, "backup", f"{state}; not verified", where, f"fyrehose journal verify {where}, or --verify"
+            )
+        ]
+    )
+    if behind and age > most_s:
+        yield Finding(Level.WARNING, "backup", f"last written {_ago(age)} ago", where, advice)
+
+
+def _verified(place: Path, state: str, where: str) -> Iterator[Finding]:
+    """Read every byte of the backup in *place*, and report whether it is undamaged."""
+    try:
+        problems = [str(problem) for problem in verify(place, most=1).problems]
+    except (FyrehoseError, OSError) as error:
+        problems = [str(error)]
+    if problems:
+        yield Finding(Level.ERROR, "backup", f"it is damaged: {problems[0]}", where, f"fyrehose journal verify {where}")
+    else:
+        yield Finding(Level.OK, "backup", f"{state}; every byte verified", where)
 
 
 def server(remote: RemoteServer) -> Iterator[Finding]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _TOKEN = click.option(
     "--token-file", metavar="FILE", help="File with the token of the server at URL.", type=click.Path()
 )
+_ACCEPT = click.option(
+    "--accept-unknown-end", is_flag=True, help="Also copy a source that may lack its newest records."
+)
 _TARGET = click.Path(file_okay=False, path_type=Path)
 
 
@@ -31,6 +34,7 @@ _TARGET = click.Path(file_okay=False, path_type=Path)
     metavar="NAME",
     help="Named subscription: retention keeps what was not copied.",
 )
+@_ACCEPT
 @_TOKEN
 @click.argument("source", metavar="DIR|URL", type=click.Path(file_okay=False))
 @click.argument("target", metavar="TO", type=_TARGET)
@@ -39,6 +43,7 @@ def backup(
     every: float,
     mirror: bool,
     subscription: str | None,
+    accept_unknown_end: bool,
     token_file: str | None,
     source: str,
     target: Path,
@@ -66,7 +71,9 @@ def backup(
     origin = place(source, token_file)
     check_target(origin, target)
     with Replica(target, Files()) as replica:
-        copying = Backup(origin, replica, mirror=mirror, subscription=subscription)
+        copying = Backup(
+            origin, replica, mirror=mirror, subscription=subscription, accept_unknown_end=accept_unknown_end
+        )
         try:
             with progress_bar(f"backing up {source}") as copying.progress:
                 copying.run_patiently(warn) if follow else copying.run()
@@ -82,10 +89,11 @@ def backup(
 
 @click.command(short_help="Restore a backup, and verify it.")
 @click.option("--exact", is_flag=True, help="Skip no numbers: for a copy in which no server will accept messages.")
+@_ACCEPT
 @_TOKEN
 @click.argument("source", metavar="FROM", type=click.Path(file_okay=False))
 @click.argument("target", metavar="DIR", type=_TARGET)
-def restore(exact: bool, token_file: str | None, source: str, target: Path) -> None:
+def restore(exact: bool, accept_unknown_end: bool, token_file: str | None, source: str, target: Path) -> None:
     """Restore the backup in FROM into DIR and verify it, so that a server can start in DIR.
 
     Every stream skips 2^36 numbers, so that no number is used twice, whatever the server accepted after the backup.
@@ -102,7 +110,9 @@ def restore(exact: bool, token_file: str | None, source: str, target: Path) -> N
     from fyrehose.offline.places import place
 
     with progress_bar(f"restoring {target}") as progress:
-        replica = restored(place(source, token_file), target, Files(), progress, exact=exact)
+        replica = restored(
+            place(source, token_file), target, Files(), progress, exact=exact, accept_unknown_end=accept_unknown_end
+        )
     numbers = "" if exact else "; every stream skips numbers that the lost server may have given out"
     click.echo(figures(replica) + numbers)
 

@@ -15,7 +15,7 @@ from fyrehose.cli.client.values import FORMAT, WholeNumber
 from fyrehose.cli.console import WIDE, escaped, moment, progress_bar, table, terminal, write_json
 from fyrehose.cli.journal.backup import backup, restore
 from fyrehose.cli.journal.standby import follow, promote
-from fyrehose.errors import JournalCorrupt, NoSuchSubscription
+from fyrehose.errors import JournalCorrupt, JournalEndUnknown, NoSuchSubscription
 from fyrehose.options import counted, shown_size
 from fyrehose.records import LAST_SEQ
 
@@ -33,7 +33,7 @@ def journal() -> None:
     """Verify, show, count, export and back up the journal in DIR, the server's --data-dir.
 
     A server may write to DIR at the same time. No command changes the files of a server's journal; each ends with
-    status 3 if it finds damaged data.
+    status 3 if it finds damaged data, and verify with status 7 if the end of the journal is unknown.
 
     \b
         fyrehose journal stats data
@@ -61,8 +61,9 @@ def verify(directory: Path, everything: bool) -> None:
         click.echo(f"gap: and {len(report.gaps) - LISTED} more")
     for problem in report.problems[:LISTED]:
         click.echo(f"damaged: {problem}")
+    state = "DAMAGED" if report.problems else "OK" if report.mark else "END UNKNOWN"
     click.echo(
-        f"{'DAMAGED' if report.problems else 'OK'}: {counted(report.records, 'record')} of "
+        f"{state}: {counted(report.records, 'record')} of "
         f"{counted(report.streams, 'stream')} verified, in {counted(report.batches, 'batch', 'batches')} and "
         f"{counted(report.segments, 'segment')}, {counted(report.size, 'byte')} up to position {report.end}"
         f"{f' ({report.allocated >> 20} MiB preallocated)' if report.allocated >> 20 else ''}"
@@ -70,6 +71,11 @@ def verify(directory: Path, everything: bool) -> None:
     if report.problems:
         raise JournalCorrupt(
             f"{directory} is damaged in {counted(len(report.problems), 'place')}; restore it from a backup"
+        )
+    if not report.mark:
+        raise JournalEndUnknown(
+            f"{directory} is undamaged up to position {report.end}, but nothing vouches for its end, so newer records "
+            "may be missing; a finished backup has a file END, and a server's next start writes MARK"
         )
 
 

@@ -25,7 +25,7 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
     :return: the exit status, 0
     :raises FyrehoseError: the directory has no journal, the port is in use, or a public address has no token
     """
-    empty = not look(directory).segments
+    view = look(directory)
     host, _, port = place.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65535:
@@ -45,7 +45,11 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
         raise FyrehoseError(f"cannot listen on {place}: {reason}; choose another --listen") from error
     address = listening.getHost()
     click.echo(f"serving {directory} at http://{place_text(address.host, address.port)}")
-    if empty:
+    if view.segments and not view.vouched:
+        click.echo(
+            f"fyrehose: the end of {directory} is unknown: it is a copy that may lack its newest records", err=True
+        )
+    if not view.segments:
         click.echo(f"fyrehose: {directory} has no segments yet; is it the server's --data-dir?", err=True)
     try:
         await Deferred()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,17 +136,54 @@ def test_complete_backup_is_never_too_old(data: Path, tmp_path: Path) -> None:
     place = copied(data, tmp_path / "copy")
     aged(place, 30 * DAY_S)
     (found,) = backups(data, (place,), DAY_S)
-    assert (found.level, found.what) == (Level.OK, "complete")
+    assert (found.level, found.what) == (Level.NOTE, "up to date; not verified")
+    (found,) = backups(data, (place,), DAY_S, verifying=True)
+    assert (found.level, found.what) == (Level.OK, "up to date; every byte verified")
 
 
-@pytest.mark.parametrize(("age", "level"), [(3600.0, Level.OK), (3 * DAY_S, Level.WARNING)])
+def test_damaged_byte_of_a_backup_is_found_only_by_verifying_it(data: Path, tmp_path: Path) -> None:
+    place = copied(data, tmp_path / "copy")
+    path = scan.segments(place)[-1].path
+    content = bytearray(path.read_bytes())
+    content[content.index(b"x" * 1000) + 5] ^= 1
+    path.write_bytes(content)
+    assert worse(backups(data, (place,), DAY_S)) == [(Level.NOTE, "backup")]
+    (found,) = backups(data, (place,), DAY_S, verifying=True)
+    assert (found.level, found.what.partition(":")[0]) == (Level.ERROR, "it is damaged")
+
+
+def test_backup_shorter_than_its_vouched_end_is_an_error(data: Path, tmp_path: Path) -> None:
+    place = copied(data, tmp_path / "copy")
+    path = scan.segments(place)[-1].path
+    os.truncate(path, path.stat().st_size - 100)
+    (found,) = backups(data, (place,), DAY_S)
+    assert found.level is Level.ERROR
+    assert "is shorter than its file END says" in found.what
+
+
+def test_backup_ahead_of_the_journal_is_an_error(data: Path, tmp_path: Path) -> None:
+    older = Path(shutil.copytree(data, tmp_path / "older"))
+    write(data, first=2)
+    (found,) = backups(older, (copied(data, tmp_path / "copy"),), DAY_S)
+    assert found.level is Level.ERROR
+    assert "ahead of the journal" in found.what
+
+
+def test_backup_whose_end_is_unknown_is_a_warning(data: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(copied(data, tmp_path / "b"), tmp_path / "copy"))
+    (place / "END").unlink()
+    (found,) = backups(data, (place,), DAY_S)
+    assert (found.level, found.what.partition(":")[0]) == (Level.WARNING, "its end is unknown")
+
+
+@pytest.mark.parametrize(("age", "level"), [(3600.0, Level.NOTE), (3 * DAY_S, Level.WARNING)])
 def test_incomplete_backup_is_reported_when_it_is_too_old(age: float, level: Level, data: Path, tmp_path: Path) -> None:
     place = copied(data, tmp_path / "copy")
     write(data, first=2)
     aged(place, age)
-    (found,) = backups(data, (place,), DAY_S)
-    assert found.level is level
-    assert "behind" in found.what
+    found = list(backups(data, (place,), DAY_S))
+    assert max(each.level for each in found) is level
+    assert "behind" in found[0].what
 
 
 def test_backup_of_another_journal_is_an_error(data: Path, tmp_path: Path) -> None:

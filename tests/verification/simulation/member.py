@@ -38,7 +38,7 @@ from fyrehose.offline.places import check_identity, place
 from tests.doubles.disk import Kept, RecordingFiles, Tree, what_stays
 
 #: Reasons for which a server may stop: its disk failed, the shared log begins behind its journal, or it is no member.
-REASONS = (FAULT, "with `fyrehose journal backup`", "the journal is failed", "is not a member of the cluster")
+REASONS = (FAULT, "with `fyrehose journal restore --exact`", "the journal is failed", "is not a member of the cluster")
 #: A reason for which a server never opens its journal again: the simulated shared log loses no entries.
 LOST = "the shared log has lost entries"
 #: How long a leader may accept messages without an answer of the shared log, in seconds, with a small margin.
@@ -225,7 +225,7 @@ class Member(Server):
         with patch.object(Files, "identity", RecordingFiles.identity), Replica(directory, files) as replica:
             source = place(str(other.files.directory))
             check_identity(source, identity)
-            Backup(source, replica).run()
+            Backup(source, replica, vouches=False).run()
         self.cluster.fills += 1
         self.world.note(f"{self.name} fills itself from {name}, up to {replica.position}")
         return replica.position

@@ -69,7 +69,7 @@ def _looks_beyond_the_mark(directory: Path) -> View:
     end = last.end
     while (found := batch_at(lambda size, offset: file[offset : offset + size], last.base, end)) is not None:
         end = found[0].end
-    return View(end, (*view.segments[:-1], Extent(last.base, end)), view.identity)
+    return View(end, (*view.segments[:-1], Extent(last.base, end)), view.identity, view.vouched)
 
 
 def _role(name: str) -> Bug:

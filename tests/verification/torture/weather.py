@@ -11,7 +11,7 @@ In each round one of these faults happens, or two of them at once (``double``), 
     stop     an orderly stop of a server                                   nats-stop      the same of a NATS server
     wipe     a server is killed and loses its disk; it comes back          cut            a proxy cuts a NATS server off
              under a new name, filled from another one, by itself                         from the others for 8 to 12 s
-             or by `journal backup`, or with an older backup               half-cut       the same in one direction
+             or by `journal restore`, or with an older backup              half-cut       the same in one direction
     swap     two servers run for some seconds with each other's            delay          data between NATS servers is
              data directories, then with their own again                                  100 ms late, each way
     delete   the stream is deleted, and an operator begins again           slow           each sync of a NATS server, or
@@ -343,9 +343,9 @@ class Weather:
         self._run([*CLUSTER, "replace", old, server.member, *urls])
         if self.wipes % 3 == 2:
             source = next(each for each in self.servers if each is not server)
-            self._run([*JOURNAL, "backup", self._urls[source.name], str(server.directory / "data")])
+            self._run([*JOURNAL, "restore", "--exact", self._urls[source.name], str(server.directory / "data")])
         elif self.wipes % 3 == 0:
-            (server.directory / "backup").rename(server.directory / "data")
+            self._run([*JOURNAL, "restore", "--exact", *(str(server.directory / name) for name in ("backup", "data"))])
         self._start(server)
         if self.wipes % 3 == 0:
             self._back_up()
