@@ -134,7 +134,10 @@ class IJournal(Interface):
     standing = Attribute(
         "What this server is now, whether it may write, and how old its records may be: fyrehose.standing.Standing."
     )
-    now = Attribute("Called for the wall clock, in microseconds since 1970 UTC.")
+    record_time = Attribute(
+        "Called for the time that a record would get now, in microseconds since 1970 UTC: the clock for all state that "
+        "outlives a connection, because it does not follow a wall clock that may be wrong."
+    )
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:

@@ -157,7 +157,7 @@ class Broker(Peer):
             most=self.named_subscriptions,
         )
         self.table.shares = self.shares
-        self.table.now = self.shares.now = self.journal.now
+        self.table.now = self.shares.now = self.journal.record_time
         self.table.exists = lambda stream: stream in self.largest
 
     def open(self) -> Deferred[None]:

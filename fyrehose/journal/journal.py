@@ -117,6 +117,7 @@ class FileJournal:
     retired: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     read: Callable[[str, int, int], tuple[Run, ...]] = attrs.field(init=False)
     latest: Callable[[int], Iterator[Run]] = attrs.field(init=False)
+    record_time: Callable[[], int] = attrs.field(init=False)
     _clock: RecordClock = attrs.field(init=False)
     _readable: Readable = attrs.field(init=False)
     _log: OpenLog = attrs.field(init=False)
@@ -140,6 +141,7 @@ class FileJournal:
 
     def __attrs_post_init__(self) -> None:
         self._clock = RecordClock(self.now, self.monotonic)
+        self.record_time = self._clock.now
         self._log = OpenLog(
             self.directory,
             self.settings,

@@ -5,7 +5,7 @@ in: the store, the clock, the named subscriptions      out: deleted segments (by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -19,9 +19,49 @@ from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
-from fyrehose.journal.subscriptions import FileSubscription, delete, registered
+from fyrehose.journal.subscriptions import FOLDER, FileSubscription, delete, registered
 
 log = Logger()
+
+#: How often it is looked whether subscriptions were used while no segment is to be deleted, in seconds.
+LOOK = 60.0
+
+
+@attrs.define(eq=False)
+class Uses:
+    """When each subscription was used last, by a clock of this server that never steps.
+
+    A subscription has the time of its last use by another clock: that of the program that reads the files, or a wall
+    clock that was wrong at that time.  So that time is compared only with itself: once it changes, or the position in
+    the file does, the subscription was used.
+
+    :ivar monotonic: that clock, in microseconds
+    """
+
+    monotonic: Callable[[], int]
+    _looked: float = attrs.field(default=float("-inf"), init=False)
+    #: name -> what the subscription said last, and when it began to say so
+    _seen: dict[str, tuple[object, int]] = attrs.field(factory=dict, init=False)
+
+    def is_due(self) -> bool:
+        """Return whether the last :meth:`look` is long ago."""
+        return self.monotonic() - self._looked >= LOOK * 1_000_000
+
+    def look(self, said: Mapping[str, object]) -> None:
+        """Note which subscriptions were used since the last look; forget those that do not exist any more.
+
+        :param said: by name, a value that changes whenever the subscription is used
+        """
+        now, before = self.monotonic(), self._seen
+        self._looked = now
+        self._seen = {
+            name: before[name] if name in before and before[name][0] == value else (value, now)
+            for name, value in said.items()
+        }
+
+    def idle(self, name: str) -> int:
+        """Return for how many microseconds the subscription *name*, which the last look has seen, was not used."""
+        return self.monotonic() - self._seen[name][1]
 
 
 @attrs.define(eq=False)
@@ -43,10 +83,14 @@ class Keeper:
     unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     overrun_subscriptions: int = attrs.field(default=0, init=False)
+    _uses: Uses = attrs.field(init=False)
     #: (stream, number of a record) -> base of the segment that has the record
     _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     #: The last error that was logged, so that the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._uses = Uses(self.clock.monotonic)
 
     def change(self, settings: JournalSettings) -> None:
         """Judge by *settings* from now on."""
@@ -58,6 +102,8 @@ class Keeper:
         :param keep_from: called in the writer thread with the position where the log begins, to store it durably
         """
         try:
+            if self._uses.is_due():
+                self._look(registered(self.directory), self.unread())
             verdict = judge(
                 self.store,
                 self.settings,
@@ -92,20 +138,31 @@ class Keeper:
         """
         return self.store.before(self.store.active.base, stream) >= seq
 
+    def _look(self, files: Sequence[FileSubscription], unread: Sequence[Unread]) -> None:
+        """Note which subscriptions were used; a subscription to the files may have the name of one to a stream."""
+        of_files: dict[str, object] = {f"{FOLDER}/{each.name}": (each.position, each.time) for each in files}
+        self._uses.look(of_files | {each.name: each.time for each in unread})
+
     def _every_subscription(self) -> list[FileSubscription]:
-        """Return the subscriptions to files and those to streams, the one that is furthest behind first."""
+        """Return the subscriptions to files and those to streams, the one that is furthest behind first.
+
+        Their times are those of this server's clock.
+        """
+        files, unread, now = registered(self.directory), self.unread(), self.clock.now()
+        self._look(files, unread)
         furthest: dict[str, FileSubscription] = {}
         places, self._places = self._places, {}
-        for each in self.unread():
+        for each in unread:
             record = each.stream, each.seq + 1
             place = places[record] if record in places else self.store.place(*record)
             if place < self.store.active.base:  # Remember the segment: a record in a sealed segment stays there.
                 self._places[record] = place
             # A subscription of a pattern has many streams; of these, the stream that is furthest behind counts.
             if each.name not in furthest or place < furthest[each.name].position:
-                furthest[each.name] = FileSubscription(each.name, place, each.time, each.pinned)
-        found = [*registered(self.directory), *furthest.values()]
-        return sorted(found, key=lambda each: (each.position, each.name))
+                used = now - self._uses.idle(each.name)
+                furthest[each.name] = FileSubscription(each.name, place, used, each.pinned)
+        found = [attrs.evolve(each, time=now - self._uses.idle(f"{FOLDER}/{each.name}")) for each in files]
+        return sorted([*found, *furthest.values()], key=lambda each: (each.position, each.name))
 
     def _failed(self, failure: Failure, message: str) -> None:
         why = failure.getErrorMessage()

@@ -64,7 +64,7 @@ class NamedSubscriptions:
     :ivar room: counts subscriptions, and the streams that match the subscriptions of patterns
     :ivar exists: whether a stream exists, or is being created
     :ivar shares: the shared subscriptions, whose names no named subscription may have; None: there are none
-    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar now: the time of records, in microseconds since 1970 UTC
     """
 
     clock: IReactorTime

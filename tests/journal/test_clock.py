@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose.interfaces import Unread
 from fyrehose.journal import subscriptions
 from fyrehose.journal.clock import BOUND, SETTLED, RecordClock, wall_clock
 from fyrehose.records import Run
@@ -263,6 +264,77 @@ class TestTheJournal:
             clocks.wall -= YEAR  # the clock is in doubt again
             bench.clock.advance(1)
         assert bench.journal.bounds("s")[0] == 1
+
+    @pytest.mark.parametrize("step", [-10 * YEAR, 10 * YEAR, 90 * 24 * HOUR], ids=["1970", "2070", "a quarter"])
+    @pytest.mark.parametrize("kind", ["files", "named"])
+    @pytest.mark.parametrize("believed", [False, True])
+    def test_subscription_used_while_the_clock_was_wrong_loses_nothing_once_it_is_right(
+        self, open_journal: Any, step: int, kind: str, believed: bool
+    ) -> None:
+        """The wrong clock is corrected before the server follows it, or long after that."""
+        clocks = Clocks(NOW + step)
+        bench = self.journal(open_journal, clocks, keep_bytes=4096, subscription_timeout=3600.0)
+        named: list[Unread] = []
+        bench.journal.keeper.unread = lambda: named
+
+        def passes(seconds: int) -> None:
+            for _ in range(seconds):
+                clocks.advance(SECOND)
+                bench.clock.advance(1)
+
+        def use() -> None:
+            """Acknowledge record 1: another program by its wall clock, a client of the server by the server's."""
+            if kind == "files":
+                subscriptions.update(bench.directory, "billing", 64, clocks.wall)
+            else:
+                named[:] = [Unread("billing", "s", 1, bench.journal.record_time())]
+
+        bench.append(b"acknowledged")
+        use()
+        if believed:
+            passes(SETTLED // SECOND + 60)
+        use()
+        clocks.wall -= step
+        passes(SETTLED // SECOND + 60)  # the server follows the corrected clock, and the consumer is busy meanwhile
+        self.fill(bench, clocks, 90)
+        passes(5)
+        assert bench.journal.bounds("s")[0] == 1
+        passes(3600)
+        assert bench.journal.bounds("s")[0] > 1, "a subscription that is not used for an hour does not keep the log"
+
+    @pytest.mark.parametrize("stamp", [NOW - YEAR, NOW + YEAR])
+    def test_file_subscription_counts_from_when_the_server_first_saw_its_content(
+        self, open_journal: Any, stamp: int
+    ) -> None:
+        """The time in the file is by the clock of another process, and wrong by a year."""
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks, keep_bytes=4096, subscription_timeout=3600.0)
+
+        def passes(microseconds: int) -> None:
+            clocks.advance(microseconds)
+            bench.clock.advance(1)
+
+        subscriptions.update(bench.directory, "archive", 0, stamp)
+        self.fill(bench, clocks, 90)
+        passes(HOUR - 100 * SECOND)
+        assert bench.journal.bounds("s")[0] == 1
+        subscriptions.update(bench.directory, "archive", 64, stamp)
+        passes(SECOND)
+        passes(HOUR - SECOND)
+        assert bench.journal.bounds("s")[0] == 1, "another content counts anew"
+        passes(2 * SECOND)
+        assert bench.journal.bounds("s")[0] > 1
+
+    def test_dead_subscription_is_seen_before_a_segment_is_due(self, open_journal: Any) -> None:
+        """The time since its last use runs although nothing is to be deleted for long."""
+        clocks = Clocks()
+        bench = self.journal(open_journal, clocks, keep_bytes=4096, subscription_timeout=3600.0)
+        subscriptions.update(bench.directory, "archive", 0, NOW)
+        bench.clock.advance(61)
+        clocks.advance(2 * HOUR)
+        self.fill(bench, clocks, 90)
+        bench.clock.advance(1)
+        assert bench.journal.bounds("s")[0] > 1
 
     def test_a_stop_stores_the_time_of_a_server_that_had_no_messages(self, open_journal: Any) -> None:
         """The end of the log has the time when the journal was closed, not that of the last record."""

@@ -56,7 +56,9 @@ def test_subscription_to_the_files_keeps_segments(open_journal, log_lines: list[
 
 def test_a_subscription_to_the_files_that_times_out_keeps_nothing(open_journal, log_lines: list[str]) -> None:
     now = [1_000_000]
-    bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0, now=lambda: now[0])
+    bench = open_journal(
+        segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0, now=lambda: now[0], monotonic=lambda: now[0]
+    )
     subscriptions.update(bench.directory, "dead", 0, now=1_000_000)
     for i in range(50):
         bench.append(b"%03d" % i * 100)
