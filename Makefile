@@ -19,6 +19,10 @@ scaled = $(shell awk 'BEGIN { size = int($(1) * $(SCALE)); print size < 1 ? 1 : 
 BASE ?= main
 # Versions of Python for which a release is built and tried (empty: all that the machine has).
 PYTHONS ?=
+# The oldest version of each package that setup.cfg allows is tested with the oldest Python of setup.cfg.
+OLDEST = build/oldest
+# Tests that `make oldest` runs.
+OLDEST_TESTS ?= tests
 # Benchmark cases (patterns of `python -m benchmarks --list`; empty: all of them), and rounds of each.
 BENCH ?=
 ROUNDS ?= 5
@@ -28,7 +32,7 @@ QUICK = figg/publish figg/live/1 figg/catch-up figg/publish/window-1 figg/latenc
 	growth/streams/1000 growth/streams/10000 growth/subscribers/100
 BEFORE ?=
 
-.PHONY: run packages cluster test alone check twisted lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
+.PHONY: run packages cluster test alone check twisted oldest pythons lint types unit pure trial news lock coverage fuzz torture soak bench bench-quick docs fragments dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +41,8 @@ help:
 	@echo "make check     check style, types, pages, and the unit tests of what changed since main, in two minutes; BASE=REF for another"
 	@echo "make test      check style, types, behaviour and documentation, like CI"
 	@echo "make twisted   test what is private of Twisted, with the oldest version that is allowed and the newest one"
+	@echo "make oldest    run the unit tests with the oldest version of each package that setup.cfg allows"
+	@echo "make pythons   run make test in a fresh clone with each Python of setup.cfg that this machine has; PYTHONS=3.12 for one"
 	@echo "make coverage  run the tests and list the lines that they never reached"
 	@echo "make fuzz      feed random bytes to every decoder, 20,000 times each; SCALE=50 for a million"
 	@echo "make torture   kill the server, flip bits, fail its disk, cut its power, abuse it; SCALE=10 for as much as a release needs"
@@ -124,6 +130,21 @@ twisted: .venv/test.stamp
 		rm -rf build/twisted && \
 		$(BIN)/python -m pip install --quiet --no-deps --target build/twisted "Twisted$$version" && \
 		PYTHONPATH=build/twisted $(BIN)/python -m pytest tests/net/test_twisted_private.py || exit 1; \
+	done
+
+# In an environment of its own; a bound in setup.cfg that is too low fails here.
+oldest:
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip packaging
+	$(OLDEST)/bin/python tools/oldest.py > $(OLDEST)/constraints.txt
+	FYREHOSE_PURE=1 $(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[test]'
+	FYREHOSE_PURE=1 $(OLDEST)/bin/python -m pytest -n $(AT_ONCE) --dist loadgroup -m 'not live' $(OLDEST_TESTS)
+
+# In clones of what is committed, because the environment and the kernels of a checkout belong to one Python.
+pythons:
+	@set -e; for each in $$($(PYTHON) tools/dist.py --pythons $(PYTHONS)); do \
+		clone=build/test-$$(basename $$each); rm -rf $$clone; git clone --quiet . $$clone; \
+		$(MAKE) -C $$clone test PYTHON=$$each; \
 	done
 
 lint: .venv/test.stamp

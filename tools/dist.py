@@ -8,11 +8,13 @@ in an environment without a compiler, and ``try_install.py`` uses what was insta
 ``try_protocols.py`` does the same with fyrehose-protocols.  The exit status is 0 if everything worked.
 
     python tools/dist.py [VERSION ...]      such as 3.12; without one, every version that the machine has
+    python tools/dist.py --pythons [VERSION ...]      only print the Pythons of setup.cfg that the machine has
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +61,11 @@ def pythons(versions: Sequence[str]) -> dict[str, Path]:
                 found[version] = Path(candidate)
                 break
     return found
+
+
+def classified() -> list[str]:
+    """Return the versions of Python in the classifiers of setup.cfg."""
+    return re.findall(r"^ *Programming Language :: Python :: (3\.\d+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
 
 
 def source() -> Path:
@@ -188,4 +195,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--pythons"]:
+        print("\n".join(str(python) for python in pythons(sys.argv[2:] or classified()).values()))
+    else:
+        main()

@@ -15,7 +15,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or os.environ.get("FYREHOSE_PURE") == "1":
+#: Whether the environment selects the pure modules; any value but 1 means that it does not.
+PURE = os.environ.get("FYREHOSE_PURE") == "1"
+
+if TYPE_CHECKING or PURE:
     from fyrehose.kernels.pure import backbone, columns, eventbus, figg, lumberjack, relink
 
     NATIVE = False
@@ -29,4 +32,4 @@ else:
 
         NATIVE = False
 
-__all__ = ["NATIVE", "backbone", "columns", "eventbus", "figg", "lumberjack", "relink"]
+__all__ = ["NATIVE", "PURE", "backbone", "columns", "eventbus", "figg", "lumberjack", "relink"]

@@ -1,13 +1,12 @@
 """Print whether the native or the pure-Python kernels are in use: ``python -m fyrehose.kernels``."""
 
-import os
 import sys
 
 from fyrehose import kernels
 
 if kernels.NATIVE:
     print("kernels: native")
-elif os.environ.get("FYREHOSE_PURE") == "1":
+elif kernels.PURE:
     print("kernels: pure Python, because FYREHOSE_PURE=1 is set")
 else:
     print(

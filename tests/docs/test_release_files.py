@@ -31,6 +31,25 @@ def script(path: str) -> ModuleType:
 README = (ROOT / "README.md").read_text()
 
 
+def test_the_oldest_versions_are_the_lower_bounds_of_setup_cfg() -> None:
+    text = """[options]
+install_requires =
+    # a reason >= 9
+    Twisted[tls] >= 26.4
+[options.extras_require]
+spark =
+    pandas >= 2.2, < 3
+    isal >= 1.6; platform_machine == "x86_64"
+all =
+    fyrehose[spark]
+"""
+    oldest = script("tools/oldest.py")
+    assert oldest.constraints(text) == {"twisted": "26.4", "pandas": "2.2", "isal": "1.6"}
+    with pytest.raises(SystemExit, match="'numpy < 3' has no lower bound"):
+        oldest.constraints(text.replace("pandas >= 2.2, < 3", "numpy < 3"))
+    assert {"attrs", "pyopenssl", "pytest"} <= oldest.constraints((ROOT / "setup.cfg").read_text()).keys()
+
+
 def test_the_description_has_no_repository_links_without_an_address() -> None:
     text = script("setup.py").description(README, "")
     targets = re.findall(r"\]\(([^)]+)\)", text)

@@ -41,11 +41,14 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*>=\s*([0-9.]+)")
 _TIMEX_SIZE, _TIMEX_STATUS, _STA_UNSYNC = 208, 40, 0x40
 
 
-def versions(required: Sequence[str] | None = None, native: bool = kernels.NATIVE) -> Iterator[Finding]:
+def versions(
+    required: Sequence[str] | None = None, native: bool = kernels.NATIVE, pure: bool = kernels.PURE
+) -> Iterator[Finding]:
     """Report the versions of Python and of the packages that Fyrehose uses, and packages that are too old for it.
 
     :param required: the requirements, such as ``attrs>=24.1``; None: those of the installed package
     :param native: whether compiled kernels are in use
+    :param pure: whether the environment selects the kernels in pure Python
     """
     text = (
         f"Fyrehose {__version__}, Python {platform.python_version()}, Twisted {version('Twisted')}, "
@@ -69,8 +72,9 @@ def versions(required: Sequence[str] | None = None, native: bool = kernels.NATIV
     if native:
         yield Finding(Level.OK, "kernels", "native")
     else:
-        chosen = "FYREHOSE_PURE" in os.environ
-        advice = "unset FYREHOSE_PURE" if chosen else "install a C compiler, then install fyrehose again"
+        # pip keeps the wheel that it has built without a compiler, and would install that again.
+        build = "install a C compiler, then: pip install --force-reinstall --no-deps --no-cache-dir fyrehose"
+        advice = "unset FYREHOSE_PURE" if pure else build
         yield Finding(Level.WARNING, "kernels", "pure Python: hot loops are several times slower", "", advice)
 
 

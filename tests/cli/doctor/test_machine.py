@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,22 @@ def test_package_that_is_too_old_is_reported() -> None:
 @pytest.mark.parametrize("native", [True, False])
 def test_kernels_are_reported(native: bool) -> None:
     assert levels(list(versions(native=native)))["kernels"] is (Level.OK if native else Level.WARNING)
+
+
+def test_advice_for_missing_kernels_does_not_install_the_cached_wheel_again() -> None:
+    (chosen,) = [each for each in versions(native=False, pure=True) if each.subject == "kernels"]
+    (missing,) = [each for each in versions(native=False, pure=False) if each.subject == "kernels"]
+    assert chosen.advice == "unset FYREHOSE_PURE"
+    assert "install a C compiler" in missing.advice
+    assert "--no-cache-dir" in missing.advice
+
+
+@pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
+def test_only_one_selects_the_kernels_in_pure_python(value: str, pure: bool) -> None:
+    code = "from fyrehose import kernels; print(kernels.PURE, kernels.PURE and kernels.NATIVE)"
+    environment = {**os.environ, "FYREHOSE_PURE": value}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{pure} False\n"
 
 
 def test_clock_is_synchronized_or_not() -> None:
