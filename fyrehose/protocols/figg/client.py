@@ -37,6 +37,10 @@ log = Logger()
 FIGG_OPTIONS = ConnectionOptions(ping_after=2.0, silence=6.0)
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing, in place of a callback that was not given."""
+
+
 @attrs.define(eq=False)
 class Subscription:
     """A topic that the client subscribes to.
@@ -45,12 +49,14 @@ class Subscription:
         (None: only new messages), until ATTACHED arrives
     :ivar take: called with each run of messages, in order and without repetition
     :ivar on_attached: called with the offset at which the server starts, and with the requested one
+    :ivar lost: called with the first and the last offset of messages that are missing
     """
 
     topic: str
     offset: int | None
     take: Callable[[Run], object]
     on_attached: Callable[[int, int | None], object]
+    lost: Callable[[int, int], object]
     attached: bool = attrs.field(default=False, init=False)
 
 
@@ -138,21 +144,15 @@ class FiggClient(TCPClient):
         Subscribing again to a topic moves the subscription.  Exceptions that callbacks raise are logged.
 
         :param take: called with each run of messages; ``first_seq`` of the run is the offset of its first message
-        :param lost: called with the first and last offset of requested messages that have expired
+        :param lost: called with the first and last offset of messages that have expired, or that the server skips
         :param on_attached: called with the offset at which the server starts and the requested one
         :raises ConfigError: *stream* is None
         :raises LocalProtocolError: *stream* is not 1 to 255 bytes of UTF-8
         """
         self.prepare(stream)
         topic = cast("str", stream)
-
-        def attached(started: int, requested: int | None) -> None:
-            if on_attached is not None:
-                on_attached(started, requested)
-            if lost is not None and requested is not None and started > requested:
-                lost(requested + 1, started)
-
-        subscription = self._subscriptions[topic] = Subscription(topic, after, take, attached)
+        subscription = Subscription(topic, after, take, on_attached or _ignore, lost or _ignore)
+        self._subscriptions[topic] = subscription
         self._detaching.discard(topic)
         if self.connection is not None:
             self._attach(self.connection, subscription)
@@ -230,6 +230,8 @@ class FiggClient(TCPClient):
         seen = subscription.offset or 0
         if run.last <= seen:
             return
+        if run.first > seen + 1:
+            _call(subscription.lost, seen + 1, run.first - 1)
         # DATA does not say by which protocol a message was published, so the source stays unknown.
         new = Run(stream=run.topic, source="", lengths=run.lengths, payload=run.payload, first_seq=run.first)
         subscription.offset = run.last
@@ -247,6 +249,8 @@ class FiggClient(TCPClient):
             # The server starts later than requested if the requested messages have expired.
             subscription.offset = event.offset
             _call(subscription.on_attached, event.offset, requested)
+            if requested is not None and event.offset > requested:
+                _call(subscription.lost, requested + 1, event.offset)
 
     def _send_waiting(self) -> None:
         if self.connection is None:

@@ -431,6 +431,14 @@ def test_lost_is_called_only_for_expired_messages() -> None:
     assert lost == [(4, 7)]
 
 
+def test_lost_is_called_for_numbers_that_the_server_skips() -> None:
+    bench = connected()
+    lost: list[tuple[int, int]] = []
+    bench.client.subscribe("t", bench.take, 3, lambda first, last: lost.append((first, last)))
+    bench.say(Attached(topic="t", offset=3), data(4, b"a"), data(9, b"b"), data(10, b"c"))
+    assert lost == [(5, 8)]
+
+
 def test_plugin_makes_clients_that_publish_and_tail() -> None:
     plugin: Any = plugins.load("figg")
     assert verifyObject(IClientPlugin, plugin)

@@ -1,0 +1,190 @@
+"""Lose a server with all its files, restore an older backup, and let everybody who was connected go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import pytest_twisted
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from fyrehose.offline.branching import SKIPPED
+from fyrehose.offline.dump import runs
+from fyrehose.plugins import load
+from fyrehose.protocols.backbone.client import BackboneClient
+from fyrehose.protocols.backbone.session import BackboneOptions
+from fyrehose.records import Run
+from fyrehose.testing.ports import free_ports
+
+pytestmark = pytest.mark.live
+
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
+PATIENCE = 60.0
+#: The errors by which a publisher is told that a message may be stored or not.
+UNKNOWN = ("UnknownOutcome", "PushUnconfirmed")
+#: How many messages of each publisher are accepted between the backup and the loss: more than any window.
+LOST = 2_000
+
+
+async def until(condition: Callable[[], object], what: Callable[[], object]) -> None:
+    """Wait until *condition* holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        await deferLater(reactor, 0.05)
+
+
+@attrs.define(eq=False)
+class Pair:
+    """A publisher and a subscriber of one protocol, each of which keeps its connection.
+
+    :ivar stream: the stream that they name; None: the protocol has only one
+    :ivar got: the messages that the subscriber got, with their numbers
+    :ivar missing: the ranges of which the subscriber was told that they are missing
+    """
+
+    name: str
+    stream: str | None
+    publisher: Any
+    tailer: Any
+    got: list[tuple[int, bytes]] = attrs.field(factory=list)
+    missing: list[tuple[int, int]] = attrs.field(factory=list)
+
+    async def connect(self) -> None:
+        self.publisher.prepare(self.stream)
+        await self.publisher.connect()
+        if self.tailer is not None:
+            self.tailer.subscribe(self.stream, self._take, after=0, lost=lambda *lost: self.missing.append(lost[:2]))
+            await self.tailer.connect()
+
+    def _take(self, run: Run) -> None:
+        self.got += [(seq, bytes(payload)) for seq, payload in enumerate(run.payloads(), run.first_seq)]
+
+    async def publish(self, when: str, count: int) -> list[str]:
+        """Publish messages that say *when*; return the outcome of each: "stored", or the name of the error."""
+        waiting = []
+        for number in range(count):
+            await self.publisher.ready()
+            done = self.publisher.publish(self.stream, f"{self.name} {when} {number}.".encode())
+            waiting.append(done.addCallbacks(lambda _: "stored", lambda failure: type(failure.value).__name__))
+        found: list[str] = await gatherResults(waiting)
+        return found
+
+    def heard(self, when: str) -> list[str]:
+        """Return which messages that say *when* the subscriber got."""
+        return said(when, [payload for _, payload in self.got])
+
+
+def said(when: str, payloads: Sequence[bytes]) -> list[str]:
+    """Return those messages of *payloads* that say *when*, without anything that their protocol puts around them."""
+    found = [re.search(rb"\w+ %s \d+\." % when.encode(), payload) for payload in payloads]
+    return [one[0].decode() for one in found if one is not None]
+
+
+def expected(name: str, when: str, count: int) -> list[str]:
+    return [f"{name} {when} {number}." for number in range(count)]
+
+
+def journal(*words: str | Path) -> None:
+    subprocess.run([FYREHOSE, "journal", *map(str, words)], check=True, capture_output=True, timeout=PATIENCE)
+
+
+def lose_and_restore(server: Any, tmp_path: Path) -> None:
+    """Kill the server, lose its files, and restore the backup in their place."""
+    server.stop(signal.SIGKILL)
+    shutil.rmtree(tmp_path / "data")
+    journal("restore", tmp_path / "backup", tmp_path / "data")
+
+
+@pytest.fixture
+def pairs() -> Any:
+    """Return a list; its pairs are closed when the test has ended."""
+    made: list[Pair] = []
+    yield made
+    for pair in made:
+        for client in (pair.publisher, pair.tailer):
+            if client is not None:
+                pytest_twisted.blockon(client.close())
+
+
+@pytest_twisted.ensureDeferred
+async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_path: Path, pairs: list[Pair]) -> None:
+    ports = dict(zip(("http", "figg", "relink", "lumberjack", "backbone", "eventbus"), distant_ports(6), strict=True))
+    listen = [
+        f"{name}={'udp' if name == 'backbone' else 'tcp'}:{port}:interface=127.0.0.1" for name, port in ports.items()
+    ]
+    words = [word for each in listen for word in ("--listen", each)]
+    server = start("--data-dir", "data", *words)
+    for name, port in ports.items():
+        plugin: Any = load(name)
+        stream = f"of {name}" if name in ("http", "figg", "relink") else None
+        publisher = plugin.publisher(reactor, "127.0.0.1", port, 256)
+        if name == "backbone":  # a push has no identity, so one that is repeated may be stored twice
+            publisher = BackboneClient(reactor, "127.0.0.1", port, options=BackboneOptions(window=256, retries=0))
+        pairs.append(Pair(name, stream, publisher, plugin.tailer(reactor, "127.0.0.1", port)))
+    await gatherResults([Deferred.fromCoroutine(pair.connect()) for pair in pairs])
+    for pair in pairs:
+        assert await pair.publish("before", 10) == ["stored"] * 10
+    journal("backup", tmp_path / "data", tmp_path / "backup")
+    for pair in pairs:
+        assert await pair.publish("lost", LOST) == ["stored"] * LOST
+    reading = [pair for pair in pairs if pair.tailer is not None]
+    await until(lambda: all(len(pair.heard("lost")) == LOST for pair in reading), lambda: counts(reading))
+    lose_and_restore(server, tmp_path)
+    server = start("--data-dir", "data", *words)
+    outcomes = {pair.name: Counter(await pair.publish("meanwhile", 10)) for pair in pairs}
+    for pair in pairs:
+        assert set(outcomes[pair.name]) <= {"stored", *UNKNOWN}, outcomes
+        assert await pair.publish("after", 10) == ["stored"] * 10, pair.name
+    await until(lambda: all(len(pair.heard("after")) == 10 for pair in reading), lambda: counts(reading))
+    for pair in reading:
+        assert [pair.heard(when) for when in ("before", "lost", "after")] == [
+            expected(pair.name, when, count) for when, count in (("before", 10), ("lost", LOST), ("after", 10))
+        ], pair.name
+        numbers = [seq for seq, _ in pair.got]
+        assert numbers == sorted(set(numbers)), pair.name
+        assert sum(last - first + 1 for first, last in pair.missing) > SKIPPED - LOST, (pair.name, pair.missing)
+    assert server.stop() == 0
+    stored = [bytes(payload) for run in runs(tmp_path / "data") for payload in run.payloads()]
+    for pair in pairs:
+        kept = {when: sorted(one for one in said(when, stored) if one.startswith(f"{pair.name} ")) for when in WHEN}
+        assert kept["lost"] == []
+        assert len(set(kept["meanwhile"])) == len(kept["meanwhile"]) >= outcomes[pair.name]["stored"], pair.name
+        for when in ("before", "after"):
+            assert kept[when] == expected(pair.name, when, 10), (pair.name, when)
+
+
+#: When a message was published.
+WHEN = ("before", "lost", "meanwhile", "after")
+
+
+def counts(pairs: Sequence[Pair]) -> list[object]:
+    return [(pair.name, {when: len(pair.heard(when)) for when in WHEN}, pair.missing) for pair in pairs]
+
+
+def distant_ports(count: int) -> list[int]:
+    """Return ports of which each has two free ones behind it, as the event bus needs them."""
+
+    def found() -> Iterator[int]:
+        taken: set[int] = set()
+        while True:
+            (port,) = free_ports(1, taken)
+            if not taken & {port, port + 1, port + 2}:
+                taken |= {port, port + 1, port + 2}
+                yield port
+
+    ports = found()
+    return [next(ports) for _ in range(count)]
