@@ -18,13 +18,18 @@ import pytest
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
+from fyrehose.net.clients import ConnectionOptions
 from fyrehose.offline.branching import SKIPPED
 from fyrehose.offline.dump import runs
 from fyrehose.plugins import load
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.session import BackboneOptions
+from fyrehose.protocols.relink.client import RelinkClient
+from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.records import Run
 from fyrehose.testing.ports import free_ports
 
@@ -165,6 +170,157 @@ async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_p
         assert len(set(kept["meanwhile"])) == len(kept["meanwhile"]) >= outcomes[pair.name]["stored"], pair.name
         for when in ("before", "after"):
             assert kept[when] == expected(pair.name, when, 10), (pair.name, when)
+
+
+#: Publishes each line of its input, with a plain and with a transactional link, and prints the outcome.
+PROGRAM = """
+import { createInterface } from "node:readline";
+const { RelinkPublisher } = await import("./relink.js");
+const [address] = process.argv.slice(1);
+const made = (transactional) => new RelinkPublisher(address, "s", { transactional });
+const links = { js: made(false), jstx: made(true) };
+for await (const line of createInterface({ input: process.stdin })) {
+  for (const [name, link] of Object.entries(links)) {
+    await link.ready();
+    const told = (outcome) => console.log(`${name} ${line} ${outcome}`);
+    link.publish(`${name} ${line}.`).then(() => told("stored"), (error) => told(error.outcome));
+  }
+}
+"""
+
+
+@attrs.define(eq=False)
+class Links:
+    """Four publishers with Relink: clients in Python and in JavaScript, each with and without transactions.
+
+    :ivar told: the outcome of each message
+    """
+
+    plain: RelinkClient
+    transactional: RelinkClient
+    node: subprocess.Popen[str]
+    output: Path
+    told: dict[str, str] = attrs.field(factory=dict)
+
+    async def publish(self, when: str, count: int) -> None:
+        """Publish *count* messages with each link, and wait for the outcome of each."""
+        assert self.node.stdin is not None
+        for number in range(count):
+            self.node.stdin.write(f"{when} {number}\n")
+        self.node.stdin.flush()
+        for number in range(count):
+            await self.plain.ready()
+            self._note(f"py {when} {number}", self.plain.send(f"py {when} {number}.".encode()))
+            await self._commit(f"pytx {when} {number}")
+        names = [f"{name} {when} {number}" for name in LINKS for number in range(count)]
+        await until(lambda: {*names} <= {*self.outcomes()}, lambda: Counter(n.split()[0] for n in self.outcomes()))
+
+    async def _commit(self, name: str) -> None:
+        try:
+            async with self.transactional.transaction() as transaction:
+                await transaction.send(f"{name}.".encode())
+            self.told[name] = "stored"
+        except UnknownOutcome:
+            self.told[name] = "unknown"
+
+    def _note(self, name: str, done: Deferred[None]) -> None:
+        def unknown(failure: Failure) -> str:
+            failure.trap(UnknownOutcome)
+            return "unknown"
+
+        done.addCallbacks(lambda _: "stored", unknown).addCallback(lambda how: self.told.update({name: how}))
+
+    def outcomes(self) -> dict[str, str]:
+        """Return the outcome of each message, of which every publisher was told."""
+        lines = self.output.read_text().splitlines()
+        return {**self.told, **dict(line.rsplit(" ", 1) for line in lines)}
+
+
+#: The four links of :class:`Links`.
+LINKS = ("py", "pytx", "js", "jstx")
+
+
+@pytest.fixture
+def link(tmp_path: Path) -> Iterator[Callable[[int], Links]]:
+    """Return a function that connects the four links to a port; they end with the test."""
+    made: list[Links] = []
+
+    def connect(port: int) -> Links:
+        node = shutil.which("node")
+        if node is None:
+            pytest.skip("a program of others is not installed: node")
+        clients = [
+            RelinkClient(
+                reactor,
+                TCP4ClientEndpoint(reactor, "127.0.0.1", port),
+                "publish:s",
+                transactional=transactional,
+                connection_options=ConnectionOptions(close_timeout=0.5),
+            )
+            for transactional in (False, True)
+        ]
+        output = tmp_path / "node"
+        with output.open("w") as out:
+            command = [node, "--input-type=module", "-e", PROGRAM, f"127.0.0.1:{port}"]
+            process = subprocess.Popen(command, cwd=CLIENT, stdin=subprocess.PIPE, stdout=out, text=True)
+        made.append(Links(*clients, process, output))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.node.kill()
+        one.node.communicate()
+        for client in (one.plain, one.transactional):
+            pytest_twisted.blockon(client.close())
+
+
+@pytest.mark.parametrize("how", ["restore", "older copy"])
+@pytest_twisted.ensureDeferred
+async def test_relink_publishers_go_on_after_a_restore(
+    how: str, start: Any, link: Callable[[int], Links], pairs: list[Pair], tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    listen = ("--data-dir", "data", "--listen", f"relink=tcp:{port}:interface=127.0.0.1")
+    server = start(*listen)
+    links = link(port)
+    await gatherResults([links.plain.connect(), links.transactional.connect()])
+    plugin: Any = load("relink")
+    pairs.append(
+        Pair("reader", "s", plugin.publisher(reactor, "127.0.0.1", port, 1), plugin.tailer(reactor, "127.0.0.1", port))
+    )
+    await pairs[0].connect()
+    await links.publish("before", 10)
+    if how == "restore":
+        journal("backup", tmp_path / "data", tmp_path / "backup")
+    else:
+        shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    await links.publish("lost", LOST)
+    await until(lambda: len(pairs[0].heard("lost")) == 4 * LOST, lambda: len(pairs[0].got))
+    if how == "restore":
+        lose_and_restore(server, tmp_path)
+    else:
+        server.stop(signal.SIGKILL)
+        shutil.rmtree(tmp_path / "data")
+        shutil.copytree(tmp_path / "backup", tmp_path / "data")
+    server = start(*listen)
+    await links.publish("meanwhile", 10)
+    await links.publish("after", 10)
+    if how == "older copy":
+        server.wait_for(
+            "this journal is an older copy, and gives out numbers again; stop the server, run `fyrehose journal"
+        )
+    for turn in ("later", "latest"):  # after a kill a link sends again what it takes for unacknowledged
+        server.stop(signal.SIGKILL)
+        server = start(*listen)
+        await links.publish(turn, 1)
+    assert server.stop() == 0
+    told = links.outcomes()
+    for when in ("before", "lost", "after"):
+        assert {how for name, how in told.items() if f" {when} " in name} == {"stored"}, when
+    payloads = [bytes(payload) for run in runs(tmp_path / "data") if run.stream == "s" for payload in run.payloads()]
+    stored = Counter(payload.decode().rstrip(".") for payload in payloads)
+    assert {name: count for name, count in stored.items() if count > 1 or " lost " in name} == {}
+    assert {name for name, how in told.items() if how == "stored" and " lost " not in name} <= {*stored}
 
 
 #: When a message was published.
