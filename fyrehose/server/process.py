@@ -61,12 +61,19 @@ def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> N
         signal.signal(signal.SIGINT, stop)
 
 
-def reload_on_hangup(reactor: Any, reload: Callable[[], object]) -> None:
+def has_terminal() -> bool:
+    """Return whether standard input is a terminal, which the process loses when that terminal is closed."""
+    return os.isatty(0)
+
+
+def reload_on_hangup(
+    reactor: Any, reload: Callable[[], object], has_terminal: Callable[[], bool] = has_terminal
+) -> None:
     """Call *reload* on SIGHUP; stop *reactor* instead if the process has lost its terminal."""
-    terminal = os.isatty(0)
+    terminal = has_terminal()
 
     def hung_up() -> None:
-        if terminal and not os.isatty(0):
+        if terminal and not has_terminal():
             stop_reactor(reactor, "the terminal was closed")
         else:
             reload()
@@ -175,3 +182,4 @@ class OwnProcess:
     stop_on_signals: Callable[[Any, Callable[[], float]], object] = stop_on_signals
     reload_on_hangup: Callable[[Any, Callable[[], object]], object] = reload_on_hangup
     descriptors: Callable[[], int] = raise_descriptor_limit
+    has_terminal: Callable[[], bool] = has_terminal

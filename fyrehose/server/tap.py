@@ -422,7 +422,7 @@ class ServerProcess(Service):
         """
         seconds = self.config.server.drain
         if seconds is None:
-            seconds = DRAIN if waits_for_stop(os.environ) and not os.isatty(0) else 0.0
+            seconds = DRAIN if waits_for_stop(os.environ) and not self._own.has_terminal() else 0.0
         if not self._serving or not seconds:
             return 0.0
         self._serving = False

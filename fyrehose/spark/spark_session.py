@@ -207,7 +207,8 @@ def _in_cache(name: str, write: Callable[[Path], None], environ: Mapping[str, st
     replace it.
     """
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent")) / ".cache"
-    for parent in (Path(cache) / "fyrehose", Path(tempfile.gettempdir()) / f"fyrehose-{os.getuid()}"):
+    temporary = environ.get("TMPDIR") or tempfile.gettempdir()
+    for parent in (Path(cache) / "fyrehose", Path(temporary) / f"fyrehose-{os.getuid()}"):
         try:
             parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if parent.lstat().st_uid != os.getuid():

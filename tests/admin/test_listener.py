@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,6 @@ import attrs
 import pytest
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose import imports as extras
 from fyrehose.admin.listener import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.metrics import registry
 from fyrehose.admin.plugin import plugin
@@ -484,6 +483,6 @@ def test_public_endpoint_without_tls_and_token_is_refused(watched: Any) -> None:
 
 
 def test_missing_prometheus_client_is_reported(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if "prometheus" in name else find_spec(name))
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r"fyrehose\[admin\]"):
         plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, AdminSettings())

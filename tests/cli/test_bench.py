@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from fyrehose.bench import trial
 from fyrehose.bench.cases import CASES
 from fyrehose.bench.trial import NAMES, Trial, TrialReport
 from fyrehose.cli import bench, main
-from fyrehose.imports import EVENTBUS, Extra
 
 
 def run(*words: str | Path) -> Result:
@@ -103,13 +103,13 @@ def test_options_that_cannot_be_used_are_refused(words: tuple[str, ...], error: 
 def test_protocol_without_its_package_is_not_measured(
     measured: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Extra, "installed", property(lambda extra: extra is not EVENTBUS))
+    monkeypatch.setitem(sys.modules, "zmq", None)
     result = run("--data-dir", tmp_path)
     assert "not measured: eventbus needs pyzmq: pip install 'fyrehose[eventbus]'" in result.stdout
     assert "eventbus" not in measured[0][1]
 
 
 def test_missing_numpy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Extra, "installed", property(lambda extra: False))
+    monkeypatch.setitem(sys.modules, "numpy", None)
     result = run()
     assert "fyrehose bench needs numpy: pip install 'fyrehose[bench]'" in result.stderr

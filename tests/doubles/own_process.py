@@ -12,10 +12,12 @@ class Ending(list[Any]):
     """The lines on standard error and the exit statuses that would end the process, in order.
 
     :ivar own: the argument for :class:`.ServerProcess`
+    :ivar terminal: whether standard input is a terminal
     :ivar drain: the function that the server calls at the first SIGTERM, once it runs
     """
 
     drain: Callable[[], float]
+    terminal: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +28,7 @@ class Ending(list[Any]):
             stop_on_signals=self._on_signals,
             reload_on_hangup=lambda reactor, reload: None,
             descriptors=lambda: 20_000,
+            has_terminal=lambda: self.terminal,
         )
 
     def _on_signals(self, reactor: Any, drain: Callable[[], float]) -> None:

