@@ -100,10 +100,13 @@ def main(
         raise click.exceptions.Exit(1)
 
 
-def run() -> None:
-    """Run :func:`main`; an error ends the process with one line and a status."""
+def run(arguments: list[str] | None = None) -> None:
+    """Run :func:`main`; an error ends the process with one line and a status.
+
+    :param arguments: those of the command line; None: those of this process
+    """
     try:
-        main()
+        main(arguments)
     except FyrehoseError as error:
         click.echo(f"benchmarks: {error}", err=True)
         sys.exit(error.exit_status)

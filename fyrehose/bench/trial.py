@@ -18,7 +18,7 @@ from fyrehose.bench.cases import CASES, Case
 from fyrehose.bench.disk import sync_times
 from fyrehose.bench.loads import Bout
 from fyrehose.bench.results import Sample, Spread
-from fyrehose.bench.servers import FYREHOSE
+from fyrehose.bench.servers import FYREHOSE, Contestant
 
 #: The cases of each protocol: with a full window, and one message at a time.
 NAMES = {
@@ -93,9 +93,22 @@ class TrialReport:
     seconds: float
 
 
-def measure(directory: Path, protocols: Sequence[str], seconds: float, durability: str, told: Told) -> TrialReport:
+def measure(
+    directory: Path,
+    protocols: Sequence[str],
+    seconds: float,
+    durability: str,
+    told: Told,
+    *,
+    contestant: Contestant = FYREHOSE,
+    bout: type[Bout] = Bout,
+    sync_times: Callable[[Path, int], list[float]] = sync_times,
+) -> TrialReport:
     """Measure *protocols* for about *seconds* seconds, with servers whose journals are in *directory*.
 
+    :param contestant: starts the servers
+    :param bout: loads them
+    :param sync_times: measures the disk
     :raises CannotStart: a server does not start
     :raises LoadFailed: a load maker failed
     """
@@ -104,10 +117,10 @@ def measure(directory: Path, protocols: Sequence[str], seconds: float, durabilit
         trials = []
         for protocol in protocols:
             told(time.monotonic() - began, f"{protocol} starts")
-            running = FYREHOSE.start(directory / protocol, protocol, durability)
+            running = contestant.start(directory / protocol, protocol, durability)
             stack.callback(running.stop)
             full, single = (_case(name) for name in NAMES[protocol])
-            trials.append(Trial(protocol, Bout(full, FYREHOSE, running), full, single))
+            trials.append(Trial(protocol, bout(full, contestant, running), full, single))
         probe = directory / "disk"
         syncs, lost = FIRST_SYNCS / sum(sync_times(probe, FIRST_SYNCS)), 0.0
         for trial, case in _each(trials):

@@ -72,12 +72,14 @@ class Watchdog:
     """A watchdog of *clock*, which is the reactor, from :meth:`start` to :meth:`stop`.
 
     :ivar seconds: the monotonic clock
+    :ivar look_s: how often the thread looks, in seconds
     """
 
     clock: IReactorTime
     stalls: Stalls
     manager: ServiceManager
     seconds: Callable[[], float] = time.monotonic
+    look_s: float = LOOK
     _watched: Watched = attrs.field(init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
     _stopping: threading.Event = attrs.field(factory=threading.Event, init=False)
@@ -147,22 +149,22 @@ class Watchdog:
 
     def _ran_until_now(self) -> float:
         """Return for how many seconds the process has run so far, without the time when it was stopped or suspended."""
-        return self._ran + min(LOOK, self.seconds() - self._looked_at)
+        return self._ran + min(self.look_s, self.seconds() - self._looked_at)
 
     # In the watchdog's thread.
 
     def _run(self) -> None:
-        while not self._stopping.wait(LOOK):
+        while not self._stopping.wait(self.look_s):
             self.look()
 
     def look(self) -> None:
         """Log the reactor's stack if an iteration takes too long, and again each time its duration has doubled."""
         now, cpu = self.seconds(), self._watched.cpu()
-        self._ran += max(min(now - self._looked_at, LOOK), cpu - self._cpu_at_look)
+        self._ran += max(min(now - self._looked_at, self.look_s), cpu - self._cpu_at_look)
         self._looked_at, self._cpu_at_look = now, cpu
         if self._beats != self._seen:
             self._seen = self._beats
-            self._ran_at_seen = self._ran - max(min(now - self._beat_at, LOOK), cpu - self._cpu_at_beat)
+            self._ran_at_seen = self._ran - max(min(now - self._beat_at, self.look_s), cpu - self._cpu_at_beat)
             self._next_report = BEAT + LONGEST_TURN
         waited = self._ran - self._ran_at_seen
         if waited >= self._next_report:

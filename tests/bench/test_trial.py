@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 
 from fyrehose import plugins
-from fyrehose.bench import trial
 from fyrehose.bench.cases import CASES, Case
 from fyrehose.bench.results import Sample, Spread
 from fyrehose.bench.trial import NAMES, ROUNDS, Trial, cores, measure
@@ -45,11 +44,9 @@ class Contestant:
         return Running()
 
 
-@pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "FYREHOSE", Contestant())
-    monkeypatch.setattr(trial, "Bout", Counting)
-    monkeypatch.setattr(trial, "sync_times", lambda path, count: [0.001] * count)
+pretended: Any = partial(
+    measure, contestant=Contestant(), bout=Counting, sync_times=lambda path, count: [0.001] * count
+)
 
 
 def test_cases_are_those_of_the_benchmarks() -> None:
@@ -60,24 +57,22 @@ def test_cases_are_those_of_the_benchmarks() -> None:
         assert known[full].protocol == known[single].protocol == protocol
 
 
-@pytest.mark.usefixtures("pretended")
 def test_every_round_has_every_case(tmp_path: Path) -> None:
     stopped, told = Running.stopped, list[str]()
-    report = measure(tmp_path, ["figg", "http"], 10.0, "batch", lambda seconds, what: told.append(what))
+    report = pretended(tmp_path, ["figg", "http"], 10.0, "batch", lambda seconds, what: told.append(what))
     assert Running.stopped == stopped + 2
     assert len(report.syncs) == ROUNDS
     for each in report.trials:
         assert {name: len(samples) for name, samples in each.samples.items()} == dict.fromkeys(
             NAMES[each.protocol], ROUNDS
         )
-        assert len(each.bout.ran) == 2 * (ROUNDS + 1)  # type: ignore[attr-defined]  # the first round is not counted
+        assert len(each.bout.ran) == 2 * (ROUNDS + 1)  # the first round is not counted
     assert told[-1] == "http/post/window-1, round 3 of 3"
 
 
-@pytest.mark.usefixtures("pretended")
 def test_rounds_share_the_time_that_is_left(tmp_path: Path) -> None:
-    (each,) = measure(tmp_path, ["figg"], 9.0, "batch", lambda seconds, what: None).trials
-    last = dict(each.bout.ran[-2:])  # type: ignore[attr-defined]
+    (each,) = pretended(tmp_path, ["figg"], 9.0, "batch", lambda seconds, what: None).trials
+    last = dict(each.bout.ran[-2:])
     # 9 s are 3 rounds of the disk and two cases: at most a second each, and hardly less, since nothing takes time here.
     assert all(0.7 * RATE <= messages <= RATE for messages in last.values())
 

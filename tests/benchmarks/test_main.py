@@ -20,12 +20,9 @@ def test_cases_are_named_and_none_is_run() -> None:
     assert [line.split()[0] for line in said.output.splitlines()[1:]] == ["relink/live/1", "relink/live/4"]
 
 
-def test_an_unknown_case_is_an_error_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["benchmarks", "nothing"])
+def test_an_unknown_case_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        run()
+        run(["nothing"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == ("benchmarks: no case is called 'nothing'; see `python -m benchmarks --list`\n")
 

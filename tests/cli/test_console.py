@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -36,17 +36,15 @@ class Terminal(io.StringIO):
 
 def test_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
-    with progress_bar("copying data") as progress:
+    with redirect_stderr(shown), progress_bar("copying data") as progress:
         progress(500, 1000)
     assert "copying data" in shown.getvalue()
 
 
-def test_file_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_shows_no_progress() -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", shown)
-    with progress_bar("copying data") as progress:
+    with redirect_stderr(shown), progress_bar("copying data") as progress:
         progress(500, 1000)
     assert shown.getvalue() == ""
 

@@ -222,8 +222,7 @@ def test_peer_is_found_in_the_stack_above_a_sink_without_a_peer() -> None:
     assert Named().deliver(None) == "figg 10.0.0.1:5"
 
 
-def test_thread_looks_at_the_reactor_repeatedly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "LOOK", 0.001)
+def test_thread_looks_at_the_reactor_repeatedly() -> None:
     clock, machine, looks, enough = Clock(), Machine(), [0], threading.Event()
 
     class Counted(Watchdog):
@@ -232,11 +231,20 @@ def test_thread_looks_at_the_reactor_repeatedly(monkeypatch: pytest.MonkeyPatch)
             if looks[0] == 3:
                 enough.set()
 
-    dog = Counted(clock, Stalls(), machine)
+    dog = Counted(clock, Stalls(), machine, look_s=0.001)
     dog.start()
     assert enough.wait(60)
     dog.stop()
     machine.dog.stop()
+
+
+def test_stack_and_processor_time_of_this_thread_are_known() -> None:
+    watched = Watched.this_thread()
+    assert watched.cpu() > 0
+    frame = watched.frame()
+    assert frame is not None
+    assert frame.f_code.co_name == "<lambda>"
+    assert frame.f_back is sys._getframe()
 
 
 def test_the_thread_of_the_watchdog_runs_from_start_to_stop(logged_errors: Any) -> None:
@@ -244,8 +252,6 @@ def test_the_thread_of_the_watchdog_runs_from_start_to_stop(logged_errors: Any) 
     dog = Watchdog(clock, Stalls(), statuses)
     dog.start()
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "watchdog"] == [True]
-    assert dog._watched.cpu() > 0
-    assert dog._watched.frame() is not None
     dog.stop()
     dog.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "watchdog"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import Any
 
 import pytest
@@ -236,10 +236,9 @@ def test_empty_input_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "fyrehose: 0 messages (0 bytes) published and acknowledged in 0.0 s\n"
 
 
-def test_terminal_shows_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_a_progress_bar() -> None:
     ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
+    with os.fdopen(theirs, "w") as terminal, redirect_stderr(terminal):
         publisher = connected(Publisher())
         run = Run(publisher, Messages(b"a", b"b"))
         publisher.acknowledge()

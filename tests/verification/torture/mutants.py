@@ -86,7 +86,7 @@ def judge(mutant: Mutant, trees: SimpleQueue[Path], patience: float) -> str:
         trees.put(tree)
 
 
-def main() -> int:
+def main(table: Sequence[Mutant] = MUTANTS, words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
@@ -95,16 +95,16 @@ def main() -> int:
         "--patience", type=float, default=60, help="how long the tests of one mutant may take, in seconds"
     )
     parser.add_argument("--list", action="store_true", help="only list the mutants")
-    arguments = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if not arguments.names or mutant.name in arguments.names]
+    arguments = parser.parse_args(words)
+    chosen = [mutant for mutant in table if not arguments.names or mutant.name in arguments.names]
     if arguments.tests:
         chosen = [attrs.evolve(mutant, tests=arguments.tests) for mutant in chosen]
     if arguments.list:
         print(*(f"{mutant.name}: {mutant.file}" for mutant in chosen), sep="\n")
         return 0
-    if wrong := broken(MUTANTS):
+    if wrong := broken(table):
         print(*wrong, sep="\n")
-        print(f"{len(wrong)} of {len(MUTANTS)} mutants do not fit the sources any more: fix mutants_table.py")
+        print(f"{len(wrong)} of {len(table)} mutants do not fit the sources any more: fix mutants_table.py")
         return 1
     os.nice(5)
     began, verdicts = time.monotonic(), []

@@ -237,9 +237,8 @@ def test_without_strace_one_line_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(sys, "argv", ["weather.py", "--kinds", "kill,slow"])
     with pytest.raises(SystemExit):
-        cluster.main()
+        cluster.main(["--kinds", "kill,slow"])
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]

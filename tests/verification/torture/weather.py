@@ -533,7 +533,7 @@ def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
     return lines
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
@@ -542,7 +542,7 @@ def main() -> int:
     parser.add_argument("--other", default="", help="directory with the code of another version of Fyrehose")
     parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
     parser.add_argument("--figures", type=Path, help="write the outages to this file, as JSON")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     dice = random.Random(arguments.seed)
     kinds = arguments.kinds.split(",")
     if {"slow", "double"} & {*kinds} and not has_strace():
