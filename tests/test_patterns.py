@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import MAX_BYTES, MAX_STARS, Pattern, PatternIndex, compiled
+from tests.doubles.references import references
 
 #: Few characters, so that names match often.
 NAMES = st.text("ab.\n", max_size=12)
@@ -121,6 +122,7 @@ def test_patterns_compare_by_their_text_and_can_be_pickled() -> None:
 @example(patterns=["abc", "abcd"], removed=0, names=["abc"])
 def test_the_index_finds_what_covers_a_name(patterns: list[str], removed: int, names: list[str]) -> None:
     index: PatternIndex[int] = PatternIndex()
+    empty = references(index)
     there = dict(enumerate(map(Pattern, patterns)))
     for number, pattern in there.items():
         index.add(pattern, number)
@@ -131,8 +133,7 @@ def test_the_index_finds_what_covers_a_name(patterns: list[str], removed: int, n
         assert sorted(index.covering(name)) == [n for n, pattern in there.items() if pattern.covers(name)]
     for number, pattern in there.items():
         index.remove(pattern, number)
-    assert not index._heads
-    assert not index._lengths
+    assert references(index) == empty
 
 
 def test_the_index_compares_a_name_once_with_patterns_of_its_beginning_only(monkeypatch: pytest.MonkeyPatch) -> None:

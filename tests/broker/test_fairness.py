@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fyrehose.broker import fairness
 from fyrehose.broker.fairness import FairShare
+from tests.doubles.references import references
 
 HOLDERS = st.sampled_from("abcdef")
 
@@ -87,10 +88,11 @@ def test_a_holder_alone_may_have_the_whole_table() -> None:
 def test_sums_of_former_holders_take_no_memory() -> None:
     table: FairShare[int] = FairShare()
     table.add(-1, "top", 1_000_000)
+    before = references(table)
     for number in range(10_000):
         table.add(number, "x", 1 + number % 5_000)
         table.discard(number)
-    assert len(table._heap) <= 2 * len(table._levels) + fairness.LEAST_LEVELS
+    assert references(table) < before + 2 * fairness.LEAST_LEVELS
 
 
 def test_make_room_removes_members_of_the_largest_holder_until_the_new_one_fits() -> None:
@@ -125,7 +127,18 @@ def test_size_taken_without_a_member_is_counted_and_never_displaced() -> None:
     assert table.make_room("z", 2) == ["1"], "of the holder with members that is the largest"
     assert table.make_room("z", 3) == []
     table.give("x", 8)
-    assert (table.used, table.used_by("x"), dict(table._holders)) == (0, 0, {}), "the holder is forgotten"
+    assert (table.used, table.used_by("x")) == (0, 0)
+
+
+def test_holders_that_have_nothing_any_more_are_forgotten() -> None:
+    table: FairShare[str] = FairShare(10)
+    before = references(table)
+    for number in range(1_000):
+        table.take(f"x{number}", 8)
+        table.add("1", f"y{number}", 2)
+        table.discard("1")
+        table.give(f"x{number}", 8)
+    assert references(table) < before + 2 * fairness.LEAST_LEVELS
 
 
 def test_a_renewed_member_and_its_holder_are_displaced_last() -> None:

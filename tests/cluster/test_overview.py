@@ -13,6 +13,7 @@ from fyrehose.cluster.peers import MOST_PEERS, Peers
 from fyrehose.cluster.role import Role, State
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.observe.meters import MemberStatus
+from tests.doubles.references import references
 
 A = EntryWriter("a", 1)
 
@@ -59,9 +60,12 @@ class TestGrowth:
 
     def test_a_long_history_is_thinned_and_keeps_its_first_and_its_last_samples(self) -> None:
         growth = Growth()
+        empty = references(growth)
+        growth.note(0, 0, 0.0)
+        each = references(growth) - empty
         for position in range(100_000):
             growth.note(position, position * 3, position / 4)
-        assert len(growth._samples) <= MOST_SAMPLES
+        assert references(growth) <= empty + MOST_SAMPLES * each
         assert growth.since(0, 25_000.0)[0] == 99_999 * 3
         assert growth.since(99_998, 25_000.0) == (3, 25_000.0 - 99_999 / 4)
 

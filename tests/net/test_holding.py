@@ -6,6 +6,7 @@ import attrs
 from twisted.internet.task import Clock
 
 from fyrehose.net.holding import FIRST, FORGOTTEN, LONGEST, MOST_ADDRESSES, MOST_OF_ONE, Holding
+from tests.doubles.references import references
 
 
 @attrs.define(eq=False)
@@ -50,8 +51,9 @@ def test_the_table_of_refused_addresses_is_bounded_and_forgets_the_oldest() -> N
     for number in range(MOST_ADDRESSES):
         holding.refusals.count(str(number))
     assert holding.refusals.count("0") == 2 * FIRST
+    before = references(holding.refusals)
     holding.refusals.count("one more")
-    assert len(holding.refusals._refusals) == MOST_ADDRESSES
+    assert references(holding.refusals) == before
     assert holding.refusals.count("1") == FIRST, "it was the oldest, and is forgotten"
     assert holding.refusals.count("0") == 4 * FIRST
 

@@ -6,6 +6,7 @@ from twisted.internet.task import Clock
 from twisted.logger import Logger
 
 from fyrehose.observe.counters import MOST_KINDS, MOST_LINES, Counters
+from tests.doubles.references import references
 
 log = Logger()
 
@@ -86,11 +87,13 @@ def test_a_flood_of_kinds_is_logged_and_remembered_within_bounds(log_lines: list
     clock = Clock()
     counters = Counters(clock.seconds)
     for number in range(MOST_KINDS + 100):
+        if number == MOST_KINDS:
+            before = references(counters, clock)
         counters.refuse(log, "figg", "handshake-failed", str(number), apart=str(number), every=60.0)
         if number == 4_000:
             clock.advance(1)
     assert len(log_lines) == 2 * MOST_LINES
-    assert len(counters._logged) == MOST_KINDS
+    assert references(counters, clock) == before
     assert counters.counts["figg", "handshake-failed"] == MOST_KINDS + 100
     clock.advance(1)
     counters.refuse(log, "figg", "frame-too-large", "x")

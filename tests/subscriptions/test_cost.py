@@ -16,6 +16,7 @@ import pytest
 from fyrehose.subscriptions.lane import Group, Lane, LaneChange
 from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
 from fyrehose.subscriptions.work import Item, Work
+from tests.doubles.references import references
 
 from .test_table import World as Table
 
@@ -98,6 +99,7 @@ def test_a_million_records_behind_an_unsettled_one_slow_nothing_down() -> None:
 def test_settled_records_take_no_memory_until_their_leases_would_have_ended() -> None:
     world = World("s", last=2_000_000, lease=3_600)
     lane = world.work.lanes["s"]
+    before = references(lane)
     for _ in range(1_000):
         world.work_once()
     for _ in range(1_000):
@@ -107,7 +109,7 @@ def test_settled_records_take_no_memory_until_their_leases_would_have_ended() ->
             item = Item(kind, seq, seq, token, "s", delay=86_400)
             world.append(world.work.act([item], "w").batches)
     assert len(lane.fresh) + len(lane.entries) == 1
-    assert max(len(lane._fresh_ends), len(lane._ends), len(lane._delayed), len(world.group.alarms)) < 500
+    assert references(lane) < before + 2_000, "less than two for each of what was leased"
 
 
 def test_records_that_were_never_leased_cost_nothing() -> None:

@@ -272,10 +272,7 @@ def test_the_counter_of_room_equals_the_sum_over_all_subscriptions(seed: int) ->
         for each in table.entries.values():
             used[each.creator] += each.size
             assert each.wanted is None or each.wanted.creator == each.creator
-        assert (room.counts.used, {each: room.counts.used_by(each) for each in room.counts._holders}) == (
-            used.total(),
-            used,
-        )
+        assert (room.counts.used, {each: room.counts.used_by(each) for each in used}) == (used.total(), used)
         assert world.broker.budget.kept == sum(ENTRY + PLACE * (each.size - 1) for each in table.entries.values())
 
 

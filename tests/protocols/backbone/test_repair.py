@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fyrehose.protocols.backbone import repair
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import PAUSES, MissingRange, RecordsSkipped, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, RecordsSkipped, Repair
 from fyrehose.records import LAST_SEQ, Run
 
 
@@ -159,8 +158,10 @@ def test_more_gaps_than_requests_share_requests() -> None:
     # Adjacent gaps are joined, so that few records arrive twice.
     assert order.due(0.0, 3) == [(2, 4), (21, 101), (151, 499)]
     assert order.due(0.0, 3) == []
-    assert repair._group([], 3) == []
-    assert repair._group([MissingRange(1, 1, 0.0)], 0) == []
+    complete, short = Repair(0, reorder=0.0, probe=1e9), Repair(0, reorder=0.0, probe=1e9)
+    feed(complete, (1, 1), (2, 2))
+    feed(short, (1, 1), (3, 3))
+    assert complete.due(0.0, 3) == short.due(0.0, 0) == []
 
 
 def test_gap_beyond_an_answer_is_requested_later() -> None:
