@@ -37,11 +37,13 @@ class Floors:
 
     :ivar stream_age: returns the maximum age of a stream's records, in seconds; 0: no limit
     :ivar now: the current time, in microseconds since 1970 UTC; the journal sets it, unless its clock is in doubt
+    :ivar most: limit of the number of streams whose results are cached
     """
 
     store: Store
     stream_age: Callable[[str], float]
     now: int = 0
+    most: int = MOST
     _ages: dict[str, int] = attrs.field(factory=dict, init=False)
     _found: dict[str, Floor] = attrs.field(factory=dict, init=False)
 
@@ -69,7 +71,7 @@ class Floors:
     def _age(self, stream: str) -> int:
         age = self._ages.get(stream)
         if age is None:
-            if len(self._ages) >= MOST:
+            if len(self._ages) >= self.most:
                 self._ages.clear()
                 self._found.clear()
             age = self._ages[stream] = int(self.stream_age(stream) * 1_000_000)

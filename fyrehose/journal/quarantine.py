@@ -38,8 +38,6 @@ from fyrehose.records import Buffer
 _SMALLEST_RECORD = 4
 #: Size of a segment's first batch, in bytes, if it only refers to a snapshot.
 _SMALLEST_BEGINNING = fmt.BATCH_HEADER.size + 2 * fmt.ENTRY_HEADER.size
-#: Maximum size of a batch that replaces damage, so that reading it takes no more memory than reading any other.
-_LONGEST = fmt.BATCH
 
 
 @attrs.define
@@ -186,9 +184,11 @@ class _Survey:
         return [*gaps, fmt.Entry("", 1, self.floor + self.skip)]
 
 
-def set_aside(directory: Path, files: Files) -> list[str]:
+def set_aside(directory: Path, files: Files, longest: int = fmt.BATCH) -> list[str]:
     """Replace every damaged range of the journal in *directory* by a gap.
 
+    :param longest: the size of the largest batch that is written in its place, in bytes, so that reading it takes no
+        more memory than reading any other
     :return: messages for the log, empty if nothing is damaged
     :raises JournalCorrupt: a newer version has written to the journal; nothing is changed, because this version cannot
         tell such batches from damage
@@ -211,7 +211,7 @@ def set_aside(directory: Path, files: Files) -> list[str]:
     if survey.skip:
         _skip(found[-1], survey, files)
         notes.append(f"the end of the log is damaged: all streams skip {counted(survey.skip, 'number')}")
-    notes += [_replace(damage, survey, files) for damage in survey.ranges]
+    notes += [_replace(damage, survey, files, longest) for damage in survey.ranges]
     sync_mended(directory, files)  # also what an earlier quarantine has changed, if that was killed
     return notes
 
@@ -351,14 +351,14 @@ def _add_damage(reader: scan.SegmentReader, start: int, stop: int, reason: str, 
     return stop
 
 
-def _replace(damage: _Range, survey: _Survey, files: Files) -> str:
+def _replace(damage: _Range, survey: _Survey, files: Files, longest: int) -> str:
     """Copy a damaged range to another file, and replace it by batches of the same length; return a message."""
     aside = free_name(damage.path.with_name(f"quarantine-{damage.start:016x}.bytes"))
     # First delete the index, durably, because no index must list lost records, even if the process ends after this.
     files.unlink(scan.index_path_of(damage.path.parent, damage.base))
     with files.opened(damage.path, os.O_RDWR) as fd:
         files.store(aside, files.pieces(fd, damage.start - damage.base, damage.stop - damage.base))
-        for position, data in _fillers(damage, survey, files):
+        for position, data in _fillers(damage, survey, files, longest):
             files.write(fd, data, position - damage.base)
         files.sync(fd)
     lost = ", ".join(f"{entry.stream!r} {entry.first}-{entry.last}" for entry in damage.lost[:10])
@@ -382,7 +382,7 @@ def _beginning(damage: _Range, streams: Streams, identity: bytes, files: Files) 
     return fmt.Kind.STREAMS, streams.since(damage.base, [])
 
 
-def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[int, Buffer]]:
+def _fillers(damage: _Range, survey: _Survey, files: Files, longest: int) -> Iterator[tuple[int, Buffer]]:
     """Yield the batches that replace a damaged range, with their positions."""
     position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
@@ -396,7 +396,7 @@ def _fillers(damage: _Range, survey: _Survey, files: Files) -> Iterator[tuple[in
         size = fmt.BATCH_HEADER.size + sum(len(entry.pack()) for entry in entries)
         left = damage.stop - position
         if not parts:
-            size = max(size, min(left, _LONGEST))
+            size = max(size, min(left, longest))
         if size > left:
             # The range is too small for the list of numbers, but the mended batch still tells readers of the gap.
             entries, size = [], left

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.journal import floors, scan
+from fyrehose.journal import scan
 from fyrehose.journal.clock import BOUND, SETTLED
+from fyrehose.journal.floors import Floors
 from fyrehose.journal.store import Store
 from fyrehose.offline import dump
 
@@ -226,18 +227,20 @@ def test_the_age_limit_of_each_stream_is_looked_up_once(open_aging: Any, time: T
     assert asked == ["s"]
 
 
-def test_cached_first_numbers_of_short_lived_streams_are_bounded(
-    open_aging: Any, time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(floors, "MOST", 10)
-    asked = []
-    bench = open_aging(stream_age=lambda stream: asked.append(stream) or 100.0)
+def test_cached_first_numbers_of_short_lived_streams_are_bounded(open_aging: Any) -> None:
+    bench, asked = open_aging(), list[str]()
+
+    def age(stream: str) -> float:
+        asked.append(stream)
+        return 100.0
+
+    floors = Floors(bench.journal.store, age, most=10)
     for i in range(25):
         bench.append(b"x", stream=f"s{i}")
-        assert bench.journal.bounds(f"s{i}") == (1, 1)
+        assert floors.floor(f"s{i}", 1) == 1
     for _ in range(2):
-        assert bench.journal.bounds("s24") == (1, 1)
-        assert bench.journal.bounds("s0") == (1, 1)
+        assert floors.floor("s24", 1) == 1
+        assert floors.floor("s0", 1) == 1
     assert len(asked) == 26
 
 
@@ -253,6 +256,6 @@ def test_the_journal_says_which_records_are_too_old(open_aging: Any, open_journa
 
 
 def test_a_record_expires_when_it_is_older_than_its_stream_allows() -> None:
-    ages: Any = floors.Floors(None, lambda stream: 100.0 if stream == "s" else 0.0, now=START)
+    ages: Any = Floors(None, lambda stream: 100.0 if stream == "s" else 0.0, now=START)
     assert [ages.expired("s", START - 100 * SECOND + by) for by in (-1, 0, 1)] == [True, False, False]
     assert not ages.expired("t", 0)

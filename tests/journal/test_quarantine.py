@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,13 +11,13 @@ import pytest
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, quarantine, scan
-from fyrehose.journal.files import Files
+from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import durability
 from fyrehose.journal.streams import RESERVE
 from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
-from fyrehose.records import Run
+from fyrehose.records import Buffer, Run
 from tests.doubles.appending import append_runs
 from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
 from tests.doubles.files import CountedFiles
@@ -87,24 +86,17 @@ class TestForgedBatches:
         assert "forged" not in bench.journal.ends()
 
 
-def test_batches_behind_damage_are_each_read_once(open_journal, monkeypatch) -> None:
+def test_batches_behind_damage_are_each_read_once(open_journal) -> None:
     """Each of thousands of small batches behind the damage is read once."""
     bench = open_journal(segment_size=1 << 20)
     for i in range(800):
         bench.append(b"%d" % i)
     bench.crash()
-    read = []
-    reader_read = scan.SegmentReader.read
-
-    def count(self: scan.SegmentReader, position: int, size: int) -> memoryview:
-        read.append(size)
-        return reader_read(self, position, size)
-
-    monkeypatch.setattr(scan.SegmentReader, "read", count)
+    files = CountedFiles()
     patch(bench, 300, b"\xff")
     with pytest.raises(JournalCorrupt):
-        recover(bench.directory, Files())
-    assert sum(read) < 10 * (1 << 20)
+        recover(bench.directory, files)
+    assert sum(size for _, _, size in files.reads) < 10 * (1 << 20)
 
 
 def test_a_large_range_is_set_aside_in_pieces(open_journal) -> None:
@@ -130,24 +122,26 @@ def test_a_large_range_is_set_aside_in_pieces(open_journal) -> None:
     assert 0 < 400 - len(records) < 400
 
 
-def test_earlier_files_that_were_set_aside_are_kept(open_journal, monkeypatch) -> None:
+def test_earlier_files_that_were_set_aside_are_kept(open_journal) -> None:
     """If a start was killed while it replaced the range, the next one sets the rest aside as well."""
     bench = open_journal()
     for i in range(10):
         bench.append(b"%d" % i)
     bench.close()
     patch(bench, 400, b"damage")
-    fillers = quarantine._fillers
 
-    def killed(*args: object) -> Iterator[tuple[int, bytes]]:
-        for position, data in fillers(*args):  # type: ignore[arg-type]
-            yield position, data[:20]
+    class Killed(SteppedFiles):
+        """Files of a process that is killed while it replaces what was set aside."""
+
+        def write(self, fd: int, data: Buffer, offset: int) -> None:
+            if not list(bench.directory.glob("quarantine-*.bytes")):
+                super().write(fd, data, offset)
+                return
+            super().write(fd, data[:20], offset)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(quarantine, "_fillers", killed)
     with pytest.raises(KeyboardInterrupt):
-        quarantine.set_aside(bench.directory, Files())
-    monkeypatch.undo()
+        quarantine.set_aside(bench.directory, Killed())
     (first,) = bench.directory.glob("quarantine-*.bytes")
     original = first.read_bytes()
     assert b"damage" in original
@@ -475,9 +469,8 @@ def test_the_time_of_the_file_is_used_if_no_batch_tells_when_a_segment_was_creat
     assert fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created == 5_000
 
 
-def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_journal, monkeypatch) -> None:
+def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_journal) -> None:
     """Reading the batches that replace it takes no more memory than reading any other batch."""
-    monkeypatch.setattr(quarantine, "_LONGEST", 1000)
     bench = open_journal()
     bench.append(b"kept")
     at = bench.journal.writer.position
@@ -485,7 +478,7 @@ def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_jo
     bench.append(b"behind")
     bench.close()
     patch(bench, at + 70, b"damage")
-    quarantine.set_aside(bench.directory, Files())
+    quarantine.set_aside(bench.directory, Files(), longest=1000)
     mended = [header for header, _ in batches(bench) if header.mended]
     assert len(mended) >= 3
     assert max(header.end - header.position for header in mended) <= 1000 + fmt.BATCH_HEADER.size

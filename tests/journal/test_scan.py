@@ -11,6 +11,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.files import Files
 from fyrehose.records import Run
+from tests.doubles.files import CountedFiles
 
 
 def test_files_with_other_names_are_no_segments(tmp_path: Path) -> None:
@@ -70,11 +71,11 @@ def test_damaged_durable_mark_is_ignored(tmp_path: Path) -> None:
 def test_reader_keeps_a_limited_number_of_bytes(tmp_path: Path) -> None:
     path = scan.path_of(tmp_path, 0)
     path.write_bytes(bytes(scan.KEPT + 4096))
-    reader = scan.SegmentReader(path, 0)
+    files = CountedFiles()
+    reader = scan.SegmentReader(path, 0, files)
     assert len(reader.read(0, scan.KEPT + 1)) == scan.KEPT + 1
-    assert len(reader._ahead[1]) == 0
     assert len(reader.read(64, 100)) == 100
-    assert len(reader._ahead[1]) == scan.AHEAD
+    assert [(offset, size) for _, offset, size in files.reads] == [(0, scan.KEPT + 1 + 64), (64, scan.AHEAD)]
     assert bytes(reader.read(scan.KEPT + 4000, 100)) == bytes(96), "fewer only at the end"
     reader.close()
 

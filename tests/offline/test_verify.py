@@ -269,11 +269,18 @@ def forge(
         durable=writer.durable,
         time=time,
         clock=1,
-        chain=writer._chain,
+        chain=writer.chain,
     )
-    writer._append([data])
-    writer.position, writer._chain = header.end, header.checksum
+    writer.apply(header.position, data)
     writer.sync()
+
+
+def replace_end(directory: Path, data: bytes) -> None:
+    """Replace the last batch by *data*, which has the same size."""
+    last = scan.segments(directory)[-1]
+    header = places(directory)[-1][1]
+    assert len(data) == header.end - header.position
+    patch(last.path, header.position - last.base, data)
 
 
 def run(first: int, *payloads: bytes, stream: str = "s") -> Run:
@@ -440,12 +447,10 @@ def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, rec
         durable=writer.position + ahead,
         time=1_000_000,
         clock=1,
-        chain=writer._chain,
+        chain=writer.chain,
     )
-    lying = attrs.evolve(header, records=records).pack() + data[64:]
-    writer._append([lying])
-    writer.position, writer._chain = header.end, header.checksum
-    writer.sync()
+    forge(bench, run(2, b"y"))
+    replace_end(bench.directory, attrs.evolve(header, records=records).pack() + data[64:])
     assert what in " ".join(problems(bench.directory))
 
 
@@ -460,13 +465,11 @@ def test_contradicting_lengths_are_reported(open_journal) -> None:
         durable=writer.position,
         time=1_000_000,
         clock=1,
-        chain=writer._chain,
+        chain=writer.chain,
     )
     body = b"\xf0" + data[65:]
-    lying = attrs.evolve(header, checksum=crc32c(body, header.chain)).pack() + body
-    writer._append([lying])
-    writer.position = header.end
-    writer.sync()
+    forge(bench, run(2, b"y"))
+    replace_end(bench.directory, attrs.evolve(header, checksum=crc32c(body, header.chain)).pack() + body)
     assert "the checksum of the batch is right, but" in problems(bench.directory)[0]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import attrs
 import pytest
+from crc32c import crc32c
 
 from fyrehose.errors import JournalCorrupt, JournalError
 from fyrehose.journal import scan
@@ -126,9 +128,14 @@ def test_damage_is_yielded_and_the_walk_continues(open_journal, what: str, reaso
 def test_batch_with_another_chain_is_reported(open_journal) -> None:
     bench = open_journal()
     fill(bench, 3)
-    at = bench.journal.writer.position
-    bench.journal.writer._chain ^= 1
-    bench.append(b"of another log")
+    bench.append(b"x")
+    bench.close()
+    last = [found for found in walk(Log.of(bench.directory)) if isinstance(found, Batch)][-1]
+    at, chain = last.header.position, last.header.chain ^ 1
+    checksum = crc32c(last.body, chain)
+    with last.segment.path.open("r+b") as file:
+        file.seek(at - last.segment.base)
+        file.write(attrs.evolve(last.header, chain=chain, checksum=checksum).pack())
     (damage,) = [part for part in walk(Log.of(bench.directory)) if isinstance(part, Damaged)]
     assert damage.start == damage.stop == at
 

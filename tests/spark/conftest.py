@@ -32,6 +32,7 @@ from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
 from tests.doubles.appending import append_runs
+from tests.doubles.killed import close_files
 
 ALL = (
     "stream",
@@ -66,6 +67,7 @@ class Written:
     next: dict[str, int]
     now: list[int]
     records: list[Record] = attrs.field(factory=list)
+    crashed: bool = False
 
     def append(self, *runs: Run) -> None:
         """One group commit, a second after the last."""
@@ -85,8 +87,13 @@ class Written:
             self.append(Run.of(stream, payloads, source="test", producer=f"p{i % 2}", producer_seq=i * 10))
 
     def close(self) -> None:
-        if self.journal._checking is not None:
+        if not self.crashed:
             self.journal.close()
+
+    def crash(self) -> None:
+        """Stop as if the process had been killed: nothing more is written, and the lock is released."""
+        self.crashed = True
+        close_files(self.directory)
 
     @property
     def place(self) -> Directory:
