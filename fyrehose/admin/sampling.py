@@ -22,7 +22,7 @@ from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
-#: :class:`StreamRates` forgets retired streams when it remembers more than SPARE plus twice the existing streams.
+#: :class:`StreamRates` forgets retired streams when it remembers more than this many plus twice the existing streams.
 SPARE = 10_000
 #: :class:`StreamRates` computes new rates at most once in this time, in seconds.
 MIN_INTERVAL = 0.5
@@ -222,12 +222,14 @@ class StreamRates:
     The cost of a call grows with the number of streams that changed since the last call; the first call visits all.
 
     :ivar seconds: the monotonic clock
+    :ivar spare: how many streams are remembered besides twice the existing ones
     :ivar growth: the streams that grew between the last two updates, and by how many records
     :ivar growth_bytes: the payload of these records, in bytes
     """
 
     seconds: Callable[[], float]
     broker: Broker
+    spare: int = SPARE
     growth: dict[str, int] = attrs.field(factory=dict, init=False)
     growth_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: For each stream, its last number at the last update.
@@ -256,7 +258,7 @@ class StreamRates:
                 last_seqs = self._last_seqs
                 growth = {stream: ends[stream] - self._last_seq(stream) for stream in grown if stream in ends}
                 last_seqs.update((stream, ends[stream]) for stream in growth)
-                if len(last_seqs) > 2 * len(ends) + SPARE:  # Most of them belong to retired streams.
+                if len(last_seqs) > 2 * len(ends) + self.spare:  # Most of them belong to retired streams.
                     self._last_seqs = {stream: last for stream, last in last_seqs.items() if stream in ends}
                 self.growth = {} if self._elapsed is None else growth
         elapsed, growth = self._elapsed, self.growth

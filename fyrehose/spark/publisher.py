@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 
 import attrs
 
@@ -40,6 +41,9 @@ class SparkPublisher:
         can be found (jobs/dedup.py)
     :ivar rate: the limit of messages a second; 0: no limit
     :ivar patience: timeout of an acknowledgement, in seconds
+    :ivar window_bytes: limit of the unacknowledged messages, in bytes
+    :ivar seconds: the monotonic clock
+    :ivar sleep: waits for so many seconds
     """
 
     host: str
@@ -47,6 +51,9 @@ class SparkPublisher:
     first: int = 1
     rate: float = 0.0
     patience: float = PATIENCE
+    window_bytes: int = WINDOW_BYTES
+    seconds: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
     acknowledged: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
     #: the messages that are not part of a run yet, all of one stream
@@ -58,11 +65,11 @@ class SparkPublisher:
     _unsent_bytes: int = attrs.field(default=0, init=False)
     _socket: socket.socket | None = attrs.field(default=None, init=False)
     _session: FiggClientSession = attrs.field(factory=FiggClientSession, init=False)
-    _began: float = attrs.field(factory=time.monotonic, init=False)
+    _began: float = attrs.field(init=False)
     _failures: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._next = self.first
+        self._next, self._began = self.first, self.seconds()
 
     def publish(self, stream: str, payload: Buffer) -> None:
         """Publish one message; blocks while the window is full.
@@ -78,14 +85,14 @@ class SparkPublisher:
         size = len(payload)
         if size > MAX_PAYLOAD:
             raise PayloadTooLarge(f"payload of {size} bytes exceeds the limit of {MAX_PAYLOAD} bytes")
-        pace(self._began, self._next - self.first, self.rate)
+        pace(self._began, self._next - self.first, self.rate, self.seconds, self.sleep)
         self._payloads.append(payload)
         self._next += 1
         self._pending_bytes += size
         self._unsent_bytes += size + _HEAD
         if self._unsent_bytes >= _SEND or self.rate:
             self._exchange(wait=False)
-        while self._unacknowledged >= WINDOW or self._pending_bytes >= WINDOW_BYTES:
+        while self._unacknowledged >= WINDOW or self._pending_bytes >= self.window_bytes:
             self._exchange(wait=True)
 
     def flush(self) -> None:
@@ -158,7 +165,7 @@ class SparkPublisher:
                 f"publishing to {self.host}:{self.port} failed: {reason}; {self.acknowledged} messages are "
                 f"acknowledged and {self._unacknowledged} are not"
             ) from error
-        time.sleep(min(5.0, 0.1 * 2**self._failures))
+        self.sleep(min(5.0, 0.1 * 2**self._failures))
 
     def _take(self, data: bytes) -> None:
         for event in self._session.receive_data(data):
@@ -191,10 +198,16 @@ def encoded_name(stream: str) -> bytes:
     return name
 
 
-def pace(began: float, count: int, rate: float) -> None:
+def pace(
+    began: float,
+    count: int,
+    rate: float,
+    seconds: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
     """Sleep until *count* messages may have been published at a rate since *began*; a rate of 0 is no limit."""
-    if rate and (early := began + count / rate - time.monotonic()) > 0:
-        time.sleep(early)
+    if rate and (early := began + count / rate - seconds()) > 0:
+        sleep(early)
 
 
 def parse_place(text: str) -> tuple[str, int]:

@@ -447,14 +447,24 @@ def test_reload_reads_the_token_again(watched: Any, tmp_path: Path) -> None:
     path.write_text(TOKEN)
     settings = AdminSettings(token_file=str(path))
     service = plugin.make_service(MemoryReactorClock(), watched.broker, plugin.default_endpoint, settings)
-    assert service._admin.token == TOKEN
-    path.write_text("another one, as long")
+
+    def accepted(*tokens: str) -> list[bool]:
+        found = []
+        for token in tokens:
+            peer = Browser.connect(service.factory, watched.clock)
+            found.append(peer.ask("/api/status", f"Authorization: Bearer {token}")[0] == 200)
+            peer.leave()
+        return found
+
+    other = "another one, as long"
+    assert accepted(TOKEN, other) == [True, False]
+    path.write_text(other)
     service.prepare(settings).apply()
-    assert service._admin.token == "another one, as long"
+    assert accepted(TOKEN, other) == [False, True]
     path.write_text("short")
     with pytest.raises(ConfigError, match="expected at least"):
         service.prepare(settings).apply()
-    assert service._admin.token == "another one, as long"
+    assert accepted(TOKEN, other, "short") == [False, True, False]
 
 
 def test_reload_with_another_token_closes_connections(watched: Any, tmp_path: Path) -> None:

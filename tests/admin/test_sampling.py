@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fyrehose.admin import sampling
 from fyrehose.admin.history import Sample
 from fyrehose.admin.sampling import RECENT, TICK, StreamRates
+from tests.doubles.references import references
 
 
 def test_rates_are_messages_and_bytes_per_second(watched: Any) -> None:
@@ -92,11 +92,10 @@ def test_stream_rates_cover_the_time_since_the_last_update(watched: Any) -> None
     assert rates.current()("a") == 0
 
 
-def test_rate_of_a_stream_created_again_counts_new_records_only(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "SPARE", 1)
+def test_rate_of_a_stream_created_again_counts_new_records_only(watched: Any) -> None:
     watched.publish(*[b"x"] * 10, stream="a")
     watched.broker.retire(["a"])
-    rates = StreamRates(watched.clock.seconds, watched.broker)
+    rates = StreamRates(watched.clock.seconds, watched.broker, spare=1)
     assert rates.current()("a") is None
     watched.publish(*[b"x"] * 4, stream="a")
     watched.publish(*[b"x"] * 2, stream="b")
@@ -109,9 +108,10 @@ def test_rate_of_a_stream_created_again_counts_new_records_only(watched: Any, mo
     watched.publish(*[b"x"] * 6, stream="a")
     watched.clock.advance(2)
     assert rates.current()("a") == 3.0
-    for i in range(10):
+    before = references(rates, watched.broker, watched.clock)
+    for i in range(50):
         watched.publish(b"x", stream=f"s{i}")
         watched.clock.advance(2)
         rates.current()
         watched.broker.retire([f"s{i}"])
-    assert len(rates._last_seqs) <= 2 * len(watched.broker.journal.ends()) + 2
+    assert references(rates, watched.broker, watched.clock) < before + 50, "retired streams are forgotten"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from struct import pack, unpack_from
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -57,16 +55,16 @@ class Peer:
 
 
 @pytest.fixture
-def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
+def peer() -> Iterator[Any]:
     threads: list[threading.Thread] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def start(*scripts: str) -> tuple[Peer, SparkPublisher]:
+        def start(*scripts: str, **options: Any) -> tuple[Peer, SparkPublisher]:
+            options = {"patience": 5.0, "sleep": lambda seconds: None, **options}
             made = Peer(listening, list(scripts))
             threads.append(threading.Thread(target=made.run, daemon=True))
             threads[-1].start()
-            return made, SparkPublisher("127.0.0.1", listening.getsockname()[1], patience=5.0)
+            return made, SparkPublisher("127.0.0.1", listening.getsockname()[1], **options)
 
         yield start
     for thread in threads:
@@ -93,12 +91,11 @@ def test_unacknowledged_messages_are_sent_again_with_the_same_numbers(peer: Any)
     assert server.seen[2] == [("s", 2, b"1"), ("s", 3, b"2")]
 
 
-def test_window_bounds_unacknowledged_messages(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW_BYTES", 100_000)
-    _, publisher = peer("acks all")
-    for _ in range(50):
+def test_window_bounds_unacknowledged_messages(peer: Any) -> None:
+    _, publisher = peer("acks all", window_bytes=100_000)
+    for published in range(1, 51):
         publisher.publish("s", bytes(30_000))
-        assert publisher._pending_bytes < 100_000
+        assert (published - publisher.acknowledged) * 30_000 < 100_000
     publisher.flush()
     publisher.close()
 
@@ -114,18 +111,15 @@ def test_repeated_connection_failures_are_an_error(peer: Any, script: str, reaso
 
 
 def test_silent_server_is_an_error_after_the_timeout(peer: Any) -> None:
-    _, publisher = peer(*["is silent"] * module.TRIES)
-    publisher.patience = 0.02
+    _, publisher = peer(*["is silent"] * module.TRIES, patience=0.02)
     publisher.publish("s", b"x")
     with pytest.raises(PublishError, match="no answer within"):
         publisher.flush()
 
 
-def test_rate_limits_publishing(monkeypatch: pytest.MonkeyPatch, peer: Any) -> None:
+def test_rate_limits_publishing(peer: Any) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
-    _, publisher = peer("acks all")
-    publisher.rate, publisher._began = 10.0, 0.0
+    _, publisher = peer("acks all", rate=10.0, seconds=lambda: 0.0, sleep=slept.append)
     for _ in range(4):
         publisher.publish("s", b"x")
     publisher.flush()

@@ -134,6 +134,7 @@ class Repetitions:
     :ivar age: how long these events are searched for, in seconds
     :ivar charge: called with the change of the memory that the index takes, in bytes
     :ivar forgot: called with the number of events that are forgotten early, because a table is full
+    :ivar stretches: how many stretches all connections may have together
     """
 
     read: Callable[[str, int, int], tuple[Run, ...]]
@@ -142,6 +143,7 @@ class Repetitions:
     age: float
     charge: Callable[[int], object] = lambda size: None
     forgot: Callable[[int], object] = lambda count: None
+    stretches: int = STRETCHES
     _index: dict[int, tuple[Stretch, int]] = attrs.field(factory=dict, init=False)
     _lost: FairShare[Stretch] = attrs.field(init=False)
     _live: FairShare[Stretch] = attrs.field(init=False)
@@ -255,7 +257,7 @@ class Repetitions:
     @property
     def most_stretches(self) -> int:
         """Return how many stretches each connection may keep."""
-        return max(LEAST_STRETCHES, STRETCHES // max(1, self._connections))
+        return max(LEAST_STRETCHES, self.stretches // max(1, self._connections))
 
     def originals(self, run: Run) -> list[Stretch | None] | None:
         """Return, for each event of *run*, the stretch that stores it already, or None; no list if all are new."""

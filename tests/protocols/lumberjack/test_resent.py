@@ -52,6 +52,7 @@ class Door:
     stored: list[bytes] = attrs.field(factory=list)
     now: float = 0.0
     capacity: int = 1000
+    stretches: int = resent.STRETCHES
     damaged: bool = False
     charged: int = 0
     forgotten: int = 0
@@ -60,7 +61,9 @@ class Door:
     repetitions: Repetitions = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.repetitions = Repetitions(self.read, lambda: self.now, self.capacity, AGE, self.charge, self.forget)
+        self.repetitions = Repetitions(
+            self.read, lambda: self.now, self.capacity, AGE, self.charge, self.forget, self.stretches
+        )
 
     def charge(self, size: int) -> None:
         self.charged += size
@@ -309,12 +312,11 @@ def test_windows_that_are_not_acknowledged_are_all_kept() -> None:
     for n in range(20):
         first.send(event(n), durable=False)
     first.sender.close()
-    assert len(door.repetitions._ages) == 20
+    assert door.connect().send(*map(event, range(20)), durable=False) == []
 
 
-def test_each_connection_keeps_a_bounded_number_of_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resent, "STRETCHES", 100)
-    door = Door()
+def test_each_connection_keeps_a_bounded_number_of_stretches() -> None:
+    door = Door(stretches=100)
     first = door.connect("a")
     others = [door.connect(str(n)) for n in range(2)]
     for n in range(200):
@@ -418,7 +420,7 @@ def test_events_without_identity_are_not_watched() -> None:
     first.sender.close()
     second = door.connect()
     second.send(b'{"message":"ok"}')
-    assert not door.repetitions._ages
+    assert not door.repetitions.is_watched(second.sender)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 12))
