@@ -2,7 +2,8 @@
 
     GET /                           the page, and its style, scripts and icon
     GET /metrics                    metrics for Prometheus
-    GET /health                     200, or 503 if the journal has failed; stalls, and damage that a read found
+    GET /health                     200, or 503 if the journal has failed; stalls, a disk that does not answer, and
+                                    damage that a read found
     GET /ready                      200 while the server accepts messages and is not about to stop, else 503
     GET /ready?for=read             200 while readers find all acknowledged records, else 503
     GET /api/status?match=&limit=   the status as JSON
@@ -49,6 +50,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
 from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
+from fyrehose.observe.meters import LONGEST_WRITE
 from fyrehose.options import FileContent
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
@@ -205,6 +207,8 @@ class AdminProtocol(WebProtocol):
                 # The status is still 200, because a restart would not repair the damage, and would disconnect all
                 # clients.
                 answer |= {"ok": False, "damaged_segments": len(found.damage)}
+            if passed and (waits := self.admin.broker.journal.meters.write_age) >= LONGEST_WRITE:
+                answer |= {"ok": False, "write_age": round(waits, 1)}
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
     def _metrics(self, request: RequestHead) -> None:

@@ -148,6 +148,8 @@ class Exporter:
         yield _histogram("journal_commit_bytes", "Size of group commits.", {(): meters.commit_bytes})
         yield _histogram("journal_commit_seconds", "Duration of group commits.", {(): meters.commit_seconds})
         yield _histogram("journal_sync_seconds", "Duration of syncs of a segment.", {(): meters.sync_seconds})
+        age = "Time that the oldest write has waited for the disk; 0: none waits."
+        yield from families({"journal_write_age_seconds": (age, meters.write_age)}, {})
         status = journal_status(self.broker)
         if status is None:
             return

@@ -125,6 +125,7 @@ class Status:
         """Return the state of the journal, and quantiles of its commits and syncs over the last minute."""
         meters = self.broker.journal.meters
         journal: dict[str, Any] = {"state": self.broker.journal.state.value, "commits": meters.commit_seconds.count}
+        journal["write_age"] = round(meters.write_age, 3)
         for name, which in (("commit_bytes", 0), ("commit", 1), ("sync", 2)):
             for percent in (50, 99):
                 journal[f"{name}_p{percent}"] = self.sampler.recent_quantile(which, percent / 100)

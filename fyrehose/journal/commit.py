@@ -29,6 +29,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.writer import Committed, Writer
+from fyrehose.observe.meters import JournalMeters
 from fyrehose.records import Publish, Run
 
 log = Logger()
@@ -350,10 +351,13 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    """A worker with a thread of its own."""
+    """A worker with a thread of its own.
 
-    def __init__(self, call_from_thread: Callable[..., Any], name: str) -> None:
-        self._call_from_thread = call_from_thread
+    :param meters: have the time when the thread began with its present job
+    """
+
+    def __init__(self, call_from_thread: Callable[..., Any], name: str, meters: JournalMeters | None = None) -> None:
+        self._call_from_thread, self._meters = call_from_thread, meters or JournalMeters()
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Deferred[Any]] | None] = SimpleQueue()
         self._unsettled = 0
         self.idle = True
@@ -373,14 +377,17 @@ class ThreadWorker:
         self._thread.join()
 
     def _work(self) -> None:
+        result: Any
+        meters = self._meters
         while (item := self._jobs.get()) is not None:
             job, done = item
+            meters.write_began = meters.seconds()
             try:
                 result = job()
             except Exception:
-                self._call_from_thread(self._settle, done, Failure())
-            else:
-                self._call_from_thread(self._settle, done, result)
+                result = Failure()
+            meters.write_began = None
+            self._call_from_thread(self._settle, done, result)
 
     def _settle(self, done: Deferred[Any], result: Any) -> None:
         self._unsettled -= 1

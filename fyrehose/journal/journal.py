@@ -53,6 +53,7 @@ from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.room import Room, enough
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.journal.slow_disk import SlowDisk
 from fyrehose.journal.store import Caches, Store
 from fyrehose.journal.streams import StreamLimits
 from fyrehose.journal.upkeep import Upkeep
@@ -87,6 +88,7 @@ class FileJournal:
     :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
     :ivar caches: how much the store keeps in memory
     :ivar stream_limits: how many streams are listed and remembered
+    :ivar meters: the measurements
     :ivar report: the result of recovery
     :ivar store: reads what is durable
     """
@@ -105,7 +107,7 @@ class FileJournal:
     caches: Caches = attrs.field(factory=Caches, kw_only=True)
     stream_limits: StreamLimits = attrs.field(factory=StreamLimits, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
-    meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
+    meters: JournalMeters = attrs.field(factory=JournalMeters, kw_only=True)
     store: Store = attrs.field(init=False)
     keeper: Keeper = attrs.field(init=False)
     #: How many records of other servers :meth:`apply` has written.
@@ -122,6 +124,7 @@ class FileJournal:
     _readable: Readable = attrs.field(init=False)
     _log: OpenLog = attrs.field(init=False)
     _room: Room = attrs.field(init=False)
+    _slow_disk: SlowDisk = attrs.field(init=False)
     _upkeep: Upkeep = attrs.field(init=False)
     _commits: Commits = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
@@ -158,6 +161,7 @@ class FileJournal:
         self.bounds, self.expired, self.ends = readable.bounds, readable.expired, readable.ends
         self.retired, self.read, self.latest = readable.retired, readable.read, readable.latest
         self._room = Room(self.directory, self.files)
+        self._slow_disk = SlowDisk(self.directory, self.meters)
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self.store, self._clock, deletion, self._call)
         self.gate.attach(self)
@@ -228,7 +232,7 @@ class FileJournal:
 
     def _open(self) -> Deferred[Mapping[str, int]]:
         self._opening, self._preparing = True, None
-        self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal")
+        self._worker = self.worker or ThreadWorker(self.reactor.callFromThread, "fyrehose journal", self.meters)
         opened = self._worker.call(self._log.open).addCallbacks(self._opened, self._not_opened)
         return opened.addBoth(self._settled_open)
 
@@ -473,7 +477,8 @@ class FileJournal:
             idle.callback(None)
 
     def _check(self) -> None:
-        """Check the lock, the free space and the retention; called once a second."""
+        """Check the disk, the lock, the free space and the retention; called once a second."""
+        self._slow_disk.look()
         for message in self._clock.messages():
             log.warn("{message}", message=message)
         now = self._clock.now()

@@ -5,8 +5,9 @@ An observation costs about as much as counting, and is made for each commit or s
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -16,6 +17,8 @@ SIZES = tuple(float(1 << shift) for shift in range(8, 26, 2))
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 #: How many commits ``JournalMeters.recent`` collects before they are counted in histograms.
 MOST_RECENT = 64
+#: A write that the disk has not ended after this many seconds is reported: in the log, by /health, and by doctor.
+LONGEST_WRITE = 2.0
 
 
 @attrs.define(eq=False)
@@ -81,14 +84,25 @@ class JournalMeters:
     A commit only appends its figures to :attr:`recent`.  They are counted when a histogram is read, and when there are
     :data:`MOST_RECENT` of them: counting many at once costs less than counting each by itself.
 
+    :ivar seconds: the monotonic clock, in seconds
+    :ivar write_began: when the writer thread began with what it does now, by that clock; None: it waits for work;
+        only that thread sets it
     :ivar recent: for each commit that is not counted yet: its size, and how long the commit and its sync took; None if
         the sync was counted already
     """
 
+    seconds: Callable[[], float] = time.monotonic
+    write_began: float | None = attrs.field(default=None, init=False)
     recent: list[tuple[int, float, float | None]] = attrs.field(factory=list, init=False)
     _commit_bytes: Histogram = attrs.field(factory=lambda: Histogram(SIZES), init=False)
     _commit_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS), init=False)
     _sync_seconds: Histogram = attrs.field(factory=lambda: Histogram(SECONDS), init=False)
+
+    @property
+    def write_age(self) -> float:
+        """Return for how many seconds the oldest write has waited for the disk; 0: none does."""
+        began = self.write_began  # read once, because the writer thread changes it
+        return 0.0 if began is None else max(0.0, self.seconds() - began)
 
     def count(self) -> None:
         """Count the commits of :attr:`recent`."""

@@ -22,6 +22,7 @@ from fyrehose.broker.policy import parse
 from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
+from fyrehose.observe.meters import JournalMeters
 from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.testing import ClientSide, Transport
 
@@ -192,6 +193,18 @@ def test_health_counts_stalls_and_stays_healthy(connect: Connect, watched: Any) 
     watched.broker.stalls.add(3.26)
     watched.broker.stalls.add(2.5)
     assert peer.json("/health") == expected | {"stalls": 2, "longest_turn": 3.3}
+
+
+def test_health_says_that_the_disk_does_not_answer_with_status_200(connect: Connect, watched: Any) -> None:
+    expected = {"journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
+    watched.broker.journal.meters = meters = JournalMeters(seconds=lambda: 112.04)
+    peer = connect(token=TOKEN)
+    meters.write_began = 110.5
+    assert peer.json("/health") == expected | {"ok": True}, "it takes less than 2 s"
+    meters.write_began = 100.0
+    assert peer.ask("/health")[0] == 200, "a restart would not mend it"
+    assert peer.json("/health") == expected | {"ok": False, "write_age": 12.0}
+    assert peer.json("/ready")["ok"]
 
 
 def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: Any) -> None:

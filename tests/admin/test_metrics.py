@@ -21,7 +21,7 @@ from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus, JournalStatus, MemberStatus
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, MemberStatus
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.subscriptions.work import Item
@@ -104,6 +104,14 @@ def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> 
     assert labelled(samples, "fyrehose_streams_unlisted")[()] == 1
     watched.publish(*[b"x"] * 99, stream="d")
     assert labelled(scraped(watched.status, streams=3), "fyrehose_stream_last_seq").keys() == {(n,) for n in names[:3]}
+
+
+def test_age_of_the_oldest_write_is_exported(watched: Any) -> None:
+    watched.broker.journal.meters = meters = JournalMeters(seconds=lambda: 112.0)
+    assert labelled(scraped(watched.status), "fyrehose_journal_write_age_seconds") == {(): 0}
+    meters.write_began = 100.0
+    assert labelled(scraped(watched.status), "fyrehose_journal_write_age_seconds") == {(): 12}
+    assert watched.status.journal()["write_age"] == 12
 
 
 def test_metrics_of_the_process_and_the_reactor_are_exported(watched: Any) -> None:

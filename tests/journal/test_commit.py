@@ -294,7 +294,7 @@ def test_closing_commits_publishes_that_wait_for_the_end_of_the_turn(bench: Benc
 def test_disk_is_measured_only_if_each_commit_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, where: type
 ) -> None:
-    monkeypatch.setattr(module, "ThreadWorker", lambda call, name: InlineWorker())
+    monkeypatch.setattr(module, "ThreadWorker", lambda call, name, meters: InlineWorker())
     clock: Any = Clock()
     clock.callFromThread = None
     settings = JournalSettings(min_free=0, durability=Durability(mode, 1.0))

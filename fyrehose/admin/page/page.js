@@ -242,6 +242,7 @@ function showJournal(journal, status) {
     ["commits in total", whole(journal.commits)],
     ["retention held by", journal.held_by || undefined],
     ["subscriptions that lost records", journal.overrun_subscriptions ? count(journal.overrun_subscriptions) : undefined],
+    ["the disk does not answer", journal.write_age >= 2 ? `for ${age(journal.write_age)}: nothing is acknowledged` : undefined],
     ["damage", (journal.damage || [])[0]],
     ["cluster", journal.cluster ? journal.cluster.summary : undefined],
     ["buffers", `${bytes(status.memory.budget_used)} of ${bytes(status.memory.budget)}`],

@@ -16,6 +16,7 @@ from fyrehose.cli.doctor.findings import Finding, Level
 from fyrehose.errors import FyrehoseError, JournalCorrupt, JournalError
 from fyrehose.journal import scan
 from fyrehose.journal.subscriptions import registered
+from fyrehose.observe.meters import LONGEST_WRITE
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import View, believed_mark, differ, look
 from fyrehose.offline.walk import Batch, Damaged, Log, walk
@@ -178,6 +179,10 @@ def server(remote: RemoteServer) -> Iterator[Finding]:
     if status["version"] != __version__:
         what = f"it runs Fyrehose {status['version']}, and {__version__} is installed"
         yield Finding(Level.WARNING, "server", what, where, "restart it")
+    waits = status["journal"].get("write_age", 0)
+    if waits >= LONGEST_WRITE:
+        what = f"it has not ended a write for {_ago(waits)}: no message is acknowledged until it does"
+        yield Finding(Level.ERROR, "disk", what, where, "check the disk, and the log of the kernel (dmesg)")
     full_in = status["journal"].get("full_in")
     if full_in is not None and full_in < 7 * DAY_S:
         advice = "free some space, or lower journal.keep-bytes"

@@ -231,6 +231,7 @@ def test_healthy_server_has_no_warnings() -> None:
         ({"journal": {"state": "read-only"}}, (Level.ERROR, "server")),
         ({"version": "0.1"}, (Level.WARNING, "server")),
         ({"journal": {"state": "writable", "full_in": 3600.0}}, (Level.WARNING, "disk")),
+        ({"journal": {"state": "writable", "write_age": 12.0}}, (Level.ERROR, "disk")),
         ({"reactor": {"lag_p99": 2.0}}, (Level.WARNING, "server")),
         ({"refusals": [{"protocol": "figg", "cause": "Forbidden", "count": 9}]}, (Level.NOTE, "refused")),
     ],
