@@ -134,6 +134,10 @@ class IJournal(Interface):
     standing = Attribute(
         "What this server is now, whether it may write, and how old its records may be: fyrehose.standing.Standing."
     )
+    epoch = Attribute(
+        "The identity of the journal as a short text, the same in every copy; a number means the same record only in "
+        "the same epoch.  Empty if the journal has none yet."
+    )
     record_time = Attribute(
         "Called for the time that a record would get now, in microseconds since 1970 UTC: the clock for all state that "
         "outlives a connection, because it does not follow a wall clock that may be wrong."
@@ -288,6 +292,7 @@ class IBroker(Interface):
     intake = Attribute("The turns of connections to handle their input: fyrehose.broker.rounds.Intake.")
 
     standing = Attribute("What this server is now: see IJournal.standing.")
+    epoch = Attribute("See IJournal.epoch.")
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
     def when_leading() -> Deferred[None]:
@@ -348,9 +353,11 @@ class IBroker(Interface):
 
         The stream need not exist, and subscribing does not create it.  The subscription begins paused.
 
-        :param after: 0: from the oldest record; None: only records published from now on.  A number outside the range
-            that is kept is moved to the nearest end of that range; ``position`` of the result is the position after
-            that.
+        :param after: 0: from the oldest record; None: only records published from now on.  The subscription begins
+            with the oldest record that is kept if the next one is not kept any more, and also if *after* is beyond the
+            end of the stream, because it is then a number of another journal, such as one that was restored from a
+            backup since.  Only in the latter case ``position`` of the result is lower than *after*.  A server of a
+            cluster may lag behind another one, so there a number beyond the end stays if the cluster may have it.
         :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
         """
 
@@ -590,13 +597,20 @@ class ITailer(Interface):
         "Whether the server has said that the stream does not exist yet; False if the protocol cannot say."
     )
 
-    def subscribe(stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> Any:
+    def subscribe(
+        stream: str | None, take: Any, after: int | None = None, lost: Any = None, restarted: Any = None
+    ) -> Any:
         """Subscribe to *stream* (None: the only stream of the protocol), before :meth:`connect` or later.
 
         :param take: called with each :class:`fyrehose.records.Run`, in order
         :param after: begin after this number (0: with the oldest record); None: with records published from now on
         :param lost: called with the first and the last number of a range that is missing for good and, if *stream* is a
             pattern, with the name of the stream
+        :param restarted: called if the numbers of the stream have begun again, because the server has another journal:
+            a restored backup, a new disk, another server at the same address.  Its argument is the last number that
+            the stream has there; if *stream* is a pattern, the name of the stream follows.  The client then begins at
+            the start of the stream, so that numbers come again, of other records or of those that it has received.
+            A program that keeps numbers forgets them.
         :raises ConfigError: the protocol needs a stream, or has only one, or the name is invalid
         """
 

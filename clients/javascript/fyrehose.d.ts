@@ -22,6 +22,12 @@ export interface Gap {
   gap: [number, number];
 }
 
+/** The server has another journal: the last number of the stream there, which is read from its start, and the epoch. */
+export interface Restarted {
+  restarted: number;
+  epoch: string;
+}
+
 export interface Published {
   stream: string;
   count: number;
@@ -98,7 +104,10 @@ export class Fyrehose {
   publishMany(stream: string, messages: Iterable<unknown>, options?: PublishOptions): Promise<Published>;
   read(stream: string, options?: ReadOptions): Promise<FyrehoseRecord[]>;
   streams(match?: string, options?: RequestOptions): Promise<StreamInfo[]>;
-  follow(stream: string, options?: { from?: number; signal?: AbortSignal }): AsyncGenerator<FyrehoseRecord | Gap>;
+  follow(
+    stream: string,
+    options?: { from?: number; epoch?: string; signal?: AbortSignal },
+  ): AsyncGenerator<FyrehoseRecord | Gap | Restarted>;
   subscription(name: string, stream: string, options?: { consumer?: string }): Subscription;
   shared(name: string): SharedSubscription;
 }

@@ -78,24 +78,31 @@ export class Fyrehose {
 
   /**
    * Follow a stream: yield each record as it becomes durable, and `{gap: [first, last]}` for records that are lost.
-   * It connects again behind the last record. Without `from` it begins with the next record.
+   * It connects again behind the last record. Without `from` it begins with the next record. If the server has another
+   * journal, such as a restored backup, it yields `{restarted: end, epoch}`, and then the stream from its start; `end` is
+   * the last number there. `epoch` in the options is that of `from`, if the program has kept it.
    */
   async *follow(stream, options = {}) {
-    let next = options.from, failures = 0;
+    let { from: next, epoch = "" } = options, failures = 0;
     for (;;) {
       let retryAfter;
       try {
-        const query = next === undefined ? "" : `?from=${next}`;
+        const query = next === undefined ? "" : `?from=${next}${epoch && `&epoch=${encodeURIComponent(epoch)}`}`;
         const path = `/streams/${encodeURIComponent(stream)}/live${query}`;
         const answer = await this.#ask("GET", path, { signal: options.signal, type: EVENTS });
         // Where the first answer begins, so that nothing is missed if it ends before the first record.
         next ??= Number(answer.headers.get("Fyrehose-Last")) + 1;
+        epoch ||= answer.headers.get("Fyrehose-Epoch") ?? ""; // an event `restarted` changes it
         failures = 0;
         for await (const event of events(answer.body, options.signal)) {
           if (event.type === "gap") {
             const { first, last } = JSON.parse(event.data);
             next = last + 1;
             yield { gap: [first, last] };
+          } else if (event.type === "restarted") {
+            const { end, epoch: other } = JSON.parse(event.data);
+            [next, epoch] = [1, other];
+            yield { restarted: end, epoch };
           } else if (event.type === "ended") {
             const { error, retry } = JSON.parse(event.data);
             if (!retry) throw new FyrehoseError(error, 0, false);

@@ -39,12 +39,15 @@ export interface SubscriberOptions extends RelinkOptions {
   subscription?: string;
   /** Displace another consumer of the subscription. */
   takeover?: boolean;
+  /** The epoch of `after`, as `restarted` has it, if the program has kept it. */
+  epoch?: string;
 }
 
 export interface RelinkRecord {
   stream: string;
   seq: number;
   gap?: undefined;
+  restarted?: undefined;
   /** The message, if it has one part. */
   payload: Buffer | undefined;
   /** All parts of the message. */
@@ -54,6 +57,15 @@ export interface RelinkRecord {
 export interface RelinkGap {
   /** Numbers that are missing for good: the first and the last. */
   gap: [number, number];
+  restarted?: undefined;
+  seq?: undefined;
+}
+
+export interface RelinkRestarted {
+  /** The server has another journal: the last number of the stream there, which is read from its start. */
+  restarted: number;
+  epoch: string;
+  gap?: undefined;
   seq?: undefined;
 }
 
@@ -61,10 +73,10 @@ export interface RelinkGap {
  * Yields the records of one stream, each once and in order. A record is acknowledged when the loop asks for the next
  * one; leaving the loop ends the link.
  */
-export class RelinkSubscriber implements AsyncIterable<RelinkRecord | RelinkGap> {
+export class RelinkSubscriber implements AsyncIterable<RelinkRecord | RelinkGap | RelinkRestarted> {
   /** Connect to HOST:PORT in the background. */
   constructor(address: string, stream: string, options?: SubscriberOptions);
-  [Symbol.asyncIterator](): AsyncGenerator<RelinkRecord | RelinkGap, void, void>;
+  [Symbol.asyncIterator](): AsyncGenerator<RelinkRecord | RelinkGap | RelinkRestarted, void, void>;
   /** End the link; within the loop, when it asks for the next record, so that the one it has is acknowledged. */
   close(): Promise<void>;
   /** End at once; the loop fails with `error`, if there is one. */

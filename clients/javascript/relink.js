@@ -352,6 +352,8 @@ export class RelinkPublisher extends Link {
 
 /**
  * Yields the records of one stream, each once and in order, and `{gap: [first, last]}` for numbers that are missing.
+ * If the server has another journal, such as a restored backup, it yields `{restarted: end, epoch}`, and then the stream
+ * from its start, or from the position of the named subscription there; `end` is the last number of the stream.
  *
  * A record is acknowledged when the loop asks for the next one. Leaving the loop ends the link.
  */
@@ -360,6 +362,7 @@ export class RelinkSubscriber extends Link {
   #options;
   #last; // the number of the last record that the loop has got, or behind which its first one comes
   #rewindings;
+  #epoch; // of #last, as the server says it
   #queue = []; // messages that the loop has not got, {number, connection, parts}
   #connection = 0;
   #next = 0; // the number of the next message of the link
@@ -376,6 +379,7 @@ export class RelinkSubscriber extends Link {
   constructor(address, stream, options = {}) {
     super(address, RelinkSubscriber.#name(stream, options.after, options), options);
     [this.#stream, this.#options, this.#last] = [stream, { ...options }, options.after || undefined];
+    this.#epoch = options.epoch ?? "";
     this.flags = REQUIRE_OLD_LINK; // else a lost link would be followed by one at the old position
   }
 
@@ -410,7 +414,7 @@ export class RelinkSubscriber extends Link {
   endpoint() {
     const named = this.#options.subscription !== undefined;
     const after = named ? this.#options.after : (this.#last ?? this.#options.after);
-    return RelinkSubscriber.#name(this.#stream, after, this.#options);
+    return RelinkSubscriber.#name(this.#stream, after, { ...this.#options, epoch: named ? "" : this.#epoch });
   }
 
   lost() {}
@@ -462,7 +466,8 @@ export class RelinkSubscriber extends Link {
     const parts = sizes.map((size) => body.subarray(at, (at += padded(size)) - padded(size) + size));
     const number = this.#next++;
     // The first message of a link says where it begins; the others begin with the number of their record.
-    if (parts.length < (number ? 1 : 2) || parts[number ? 0 : 1].length !== 8) return false;
+    const numbers = number ? parts.slice(0, 1) : parts.slice(1, 4);
+    if (parts.length < (number ? 1 : 5) || numbers.some((part) => part.length !== 8)) return false;
     if (this.#ending) this.#consume(this.#connection, number);
     else this.#queue.push({ number, connection: this.#connection, parts });
     if (this.#queue.length > 2 * WINDOW) return false; // the server sends no more than its window
@@ -481,11 +486,17 @@ export class RelinkSubscriber extends Link {
   }
 
   *#position(parts) {
-    const begin = Number(parts[1].readBigUInt64LE());
-    const rewindings = parts[2]?.readBigUInt64LE();
+    const [begin, rewindings, end] = parts.slice(1, 4).map((part) => Number(part.readBigUInt64LE()));
+    const named = this.#options.subscription !== undefined, epoch = parts[4].toString();
+    const other = this.#epoch && epoch !== this.#epoch;
+    this.#epoch = epoch;
+    if (this.#last && (other || (!named && begin < this.#last))) {
+      [this.#last, this.#rewindings] = [named ? undefined : 0, undefined];
+      yield { restarted: end, epoch };
+    }
     const last = this.#last;
-    if (this.#options.subscription === undefined) {
-      this.#last = begin; // less than last if the stream ends before that
+    if (!named) {
+      this.#last = begin;
       if (begin > last) yield { gap: [last + 1, begin] };
     } else {
       // Somebody rewound the subscription, or another consumer has gone on meanwhile.
@@ -539,10 +550,11 @@ export class RelinkSubscriber extends Link {
     this.socket.write(packet(SHUTDOWN));
   }
 
-  static #name(stream, after, { subscription, takeover }) {
+  static #name(stream, after, { subscription, takeover, epoch = "" }) {
     if (subscription?.includes("&")) throw new TypeError(`the subscription ${subscription} has an &, which Relink cannot name`);
     const begin = after === undefined ? "" : `@${after}`;
     const named = subscription === undefined ? "" : `&name=${subscription}${takeover ? "&takeover" : ""}`;
-    return `subscribe:${escaped(stream)}${begin}?seq${named}`;
+    const name = `subscribe:${escaped(stream)}${begin}?seq${named}`, option = after && epoch ? `&epoch=${epoch}` : "";
+    return Buffer.byteLength(name + option) > 255 ? name : name + option;
   }
 }

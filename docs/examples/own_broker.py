@@ -43,6 +43,7 @@ class LastMessages:
     intake: Intake = attrs.field(factory=Intake)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
     standing = Standing()  # This server is alone, and always accepts messages.
+    epoch = ""  # Its numbers begin again with each start, so they belong to no journal.
     _streams: dict[str, deque[Run]] = attrs.field(factory=dict, init=False)
     _fanout: Fanout = attrs.field(init=False)
 

@@ -209,15 +209,22 @@ class Broker(Peer):
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else max(after, oldest - 1)
-        if not self.follows:  # a follower may lag behind the leader, whose records the subscriber has seen
-            self.note_position(stream, position)
-            position = min(position, last)
+        if position > last and not self._may_come(stream, position):
+            self._note_position(stream, position, last)
+            position = oldest - 1  # the number is one of another journal
         return self.fanout.subscribe(stream, position, last, sink, owner)
 
-    def note_position(self, stream: str, position: int) -> None:
+    def _may_come(self, stream: str, seq: int) -> bool:
+        """Return whether another server of the cluster may have delivered record *seq*, which is not here yet.
+
+        A follower may lag behind the leader.  The leader numbers all records, and may be the last to store them.
+        """
+        role = self.standing.role
+        return role is ServerRole.FOLLOWER or (role is ServerRole.LEADER and seq <= self.sequencer.last(stream))
+
+    def _note_position(self, stream: str, position: int, last: int) -> None:
         """Log, once, that a reader has seen number *position*, which *stream* has not reached: the journal is older."""
-        last = self.journal.bounds(stream)[1]
-        if position <= last or self.follows or self._reader_ahead:
+        if self._reader_ahead:
             return
         self._reader_ahead = True
         log.warn(

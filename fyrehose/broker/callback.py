@@ -54,6 +54,7 @@ class CallbackBroker:
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
     intake: Intake = attrs.field(factory=Intake, kw_only=True)
     standing = Standing()  #: this server is in no cluster
+    epoch = ""  #: this server keeps no records
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
     def when_leading(self) -> Deferred[None]:

@@ -67,6 +67,12 @@ class Peer:
         standing: Standing = self.broker.journal.standing
         return standing
 
+    @property
+    def epoch(self) -> str:
+        """Return the identity of the journal as a short text; see :class:`.IJournal`."""
+        epoch: str = self.broker.journal.epoch
+        return epoch
+
     def when_leading(self) -> Deferred[None]:
         return self.broker.when_leading()
 

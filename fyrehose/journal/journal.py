@@ -44,6 +44,7 @@ from fyrehose.journal.commit import (
     settle,
 )
 from fyrehose.journal.files import Files
+from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.gate import IGate, LocalGate
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.keeper import Keeper
@@ -192,6 +193,12 @@ class FileJournal:
     def report(self) -> Recovered:
         """Return the result of recovery."""
         return self._log.report
+
+    @property
+    def epoch(self) -> str:
+        """Return the first half of the identity of an open journal as text; "" if it has no identity yet."""
+        identity = self.writer.identity
+        return "" if identity == UNKNOWN else identity[:8].hex()
 
     @property
     def writer(self) -> Writer:

@@ -134,6 +134,26 @@ def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def tell_restarted(stream: str | None, seq: int, end: int, tell: Callable[[], object] | None) -> None:
+    """Tell the program that the numbers of a stream have begun again, or log it; see :class:`.ITailer`.
+
+    :param stream: None: the only stream of the protocol
+    :param seq: the last number that the client has received
+    :param end: the last number that the stream has on the server
+    :param tell: calls the program; None: it does not want to know
+    """
+    if tell is not None:
+        tell()
+        return
+    log.warn(
+        "{name} ends at record {end} and is not the one of which record {seq} was read: the server has another "
+        "journal, such as a restored backup; reading it from its start",
+        name="the stream" if stream is None else f"stream {stream!r}",
+        end=end,
+        seq=seq,
+    )
+
+
 def process_exception(error: Exception) -> Exception | None:
     """Decide whether a client goes on after *error*, as every client does by default.
 

@@ -26,7 +26,15 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 #: Headers of requests that a page may set.
 ALLOWED = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 #: Headers of answers that a page may read.
-EXPOSED = ("Fyrehose-Oldest", "Fyrehose-Last", "Fyrehose-Generation", "Fyrehose-Age", "Location", "Retry-After")
+EXPOSED = (
+    "Fyrehose-Oldest",
+    "Fyrehose-Last",
+    "Fyrehose-Epoch",
+    "Fyrehose-Generation",
+    "Fyrehose-Age",
+    "Location",
+    "Retry-After",
+)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+")
 _DEFAULT_PORT = re.compile(r"(http://[^/]*[^:/]):80|(https://[^/]*[^:/]):443")
 

@@ -98,7 +98,7 @@ def test_journal_that_is_behind_what_a_reader_has_seen_is_logged_once_with_the_r
     assert events == []
     with capturedLogs() as events:
         for after in (7, 8):
-            assert broker.subscribe("s", after, RecordingSink()).position == 2
+            assert broker.subscribe("s", after, RecordingSink()).position == 0
     (said,) = [formatEvent(event) for event in events]
     assert "after number 7 of stream 's', which ends at 2" in said
     assert "run `fyrehose journal restore` from its directory into a new one" in said

@@ -19,6 +19,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, JournalCorrupt
 from fyrehose.interfaces import INamedSink, IRelay, ISubscription
 from fyrehose.records import Delivery, Run
+from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal, RecordingSink
 
 
@@ -32,9 +33,9 @@ class Turns(Clock):
 class Server:
     """A broker over a journal in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: MemoryJournal | None = None) -> None:
         self.clock = Turns()
-        self.journal = MemoryJournal()
+        self.journal = journal or MemoryJournal()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
 
@@ -74,13 +75,38 @@ def test_a_subscriber_catches_up_and_then_receives_live_records(server: Server) 
     assert verifyObject(ISubscription, subscription)
 
 
-@pytest.mark.parametrize(("after", "position"), [(None, 5), (0, 2), (1, 2), (2, 2), (4, 4), (5, 5), (1 << 60, 5)])
+@pytest.mark.parametrize(("after", "position"), [(None, 5), (0, 2), (1, 2), (2, 2), (4, 4), (5, 5)])
 def test_start_of_a_subscription_is_moved_into_the_kept_range(server: Server, after: int | None, position: int) -> None:
     for payload in (b"1", b"2", b"3", b"4", b"5"):
         server.publish(payload)
     server.journal.forget("s", 3)
     assert server.broker.subscribe("s", after, RecordingSink()).position == position
     assert server.broker.subscribe("unknown", after, RecordingSink()).position == 0
+
+
+@pytest.mark.parametrize("after", [6, 20, 1 << 60])
+def test_subscription_beyond_the_end_begins_with_the_oldest_record(server: Server, after: int) -> None:
+    """The number is one of another journal, so each record of this one is new to the subscriber."""
+    for payload in (b"1", b"2", b"3", b"4", b"5"):
+        server.publish(payload)
+    server.journal.forget("s", 3)
+    sink = RecordingSink()
+    subscription = server.broker.subscribe("s", after, sink)
+    assert subscription.position == 2
+    subscription.resumeProducing()
+    server.settle()
+    assert [record.seq for record in sink.records] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("role", "position"), [(ServerRole.FOLLOWER, 20), (ServerRole.LEADER, 0)])
+def test_subscription_beyond_the_end_waits_where_another_server_may_have_the_record(
+    role: ServerRole, position: int
+) -> None:
+    server = Server(MemoryJournal(auto=False, cluster=Standing(role)))
+    if role is ServerRole.LEADER:
+        server.publish(b"1", b"2", b"3")
+        assert server.broker.subscribe("s", 3, RecordingSink()).position == 3, "a follower may have delivered it"
+    assert server.broker.subscribe("s", 20, RecordingSink()).position == position
 
 
 def test_expired_records_are_not_delivered_although_they_were_delivered_to_others_before() -> None:

@@ -189,8 +189,10 @@ def _subscription() -> Iterator[str]:
     yield "```text"
     begun = (
         "ping; message 0: an empty part,",
-        "and the number behind which it begins; message 1:",
-        "record 1; message 2:",
+        "the number behind which it begins,",
+        "0 rewindings, the last number; no epoch",
+        "message 1: record 1;",
+        "message 2:",
     )
     yield from talk.connect(_relink_of("Hello")(terms=terms), *begun, "record 2")
     epoch, link_id = unpack_from("<QQ", talk.answer)

@@ -156,7 +156,8 @@ def test_every_message_of_figg_has_the_specified_bytes(start: Any) -> None:
             assert reader.hear() == attached(b"t", 1)
             assert [reader.hear() for _ in range(2)] == expected[1:]
         reader.say(attach(b"t", 1 << 63))
-        assert reader.hear() == attached(b"t", 3)
+        assert reader.hear() == attached(b"t", 0), "the offset is one of another journal"
+        assert [reader.hear() for _ in range(3)] == expected
         reader.say(frame(DETACH, field(b"t")), frame(DETACH, field(b"never")), frame(PING, struct.pack(">Q", 7)))
         assert reader.hear() == (DETACHED, field(b"t"))
         assert reader.hear() == (DETACHED, field(b"never"))

@@ -101,7 +101,7 @@ def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
         def hear() -> None:
             for line in follower.stdout:  # type: ignore[union-attr]
                 heard.append(line)
-                if line.startswith(b"id: 2"):
+                if line.startswith(b"id: ") and line.endswith(b":2\n"):
                     both.set()
 
         listener = threading.Thread(target=hear)
@@ -111,7 +111,7 @@ def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
         server.stop()
         listener.join(60)
         assert follower.wait(60) == 0, "curl reports an error when the server stops"
-    assert [line for line in heard if line.startswith(b"id:")] == [b"id: 1\n", b"id: 2\n"]
+    assert [line.rpartition(b":")[2] for line in heard if line.startswith(b"id:")] == [b"1\n", b"2\n"]
 
 
 def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fyrehose.net.clients import (
     Watchers,
     WrongProtocol,
     process_exception,
+    tell_restarted,
 )
 from fyrehose.net.several import AnyServer
 from fyrehose.testing import Transport
@@ -408,3 +409,12 @@ def test_default_decision_is_final_only_for_people_to_mend() -> None:
     for reason in (WrongProtocol("x"), TlsFailed("certificate expired")):
         failed = ConnectionFailed(reason)
         assert process_exception(failed) is failed
+
+
+def test_restart_is_logged_unless_the_program_wants_to_know_it(log_lines: list[str]) -> None:
+    tell_restarted("notes", 20, 5, None)
+    told: list[str] = []
+    tell_restarted("notes", 20, 5, lambda: told.append("restarted"))
+    assert told == ["restarted"]
+    [line] = [line for line in log_lines if "another journal" in line]
+    assert line.startswith("stream 'notes' ends at record 5 and is not the one of which record 20 was read")

@@ -207,6 +207,37 @@ test("a gap is told, and an end for good is an error", async () => {
   await assert.rejects(following.next(), { message: "why", retriable: false });
 });
 
+test("another journal is told, and its records follow from the start", async () => {
+  const type = { "Content-Type": "text/event-stream" }, asked = [];
+  const record = (epoch, seq) => `id: ${epoch}:${seq}\ndata: ${JSON.stringify({ stream: "x", seq, payload: `${seq}` })}\n\n`;
+  const restarted = 'event: restarted\nid: e2:0\ndata: {"end": 5, "epoch": "e2"}\n\n';
+  const answers = [
+    new Response(record("e1", 20), { headers: { "Fyrehose-Epoch": "e1", ...type } }),
+    new Response("", { headers: { "Fyrehose-Epoch": "e2", ...type } }), // lost before the event came
+    new Response(restarted + [1, 2, 3, 4, 5, 6, 7, 8].map((seq) => record("e2", seq)).join(""), { headers: { "Fyrehose-Epoch": "e2", ...type } }),
+    new Response(record("e2", 9), { headers: { "Fyrehose-Epoch": "e2", ...type } }),
+  ];
+  const fake = new Fyrehose("http://fake", { fetch: async (address) => (asked.push(address), answers.shift()) });
+  const found = [];
+  for await (const each of fake.follow("x", { from: 20 })) {
+    found.push(each.seq ?? each);
+    if (each.seq === 9) break;
+  }
+  assert.deepEqual(found, [20, { restarted: 5, epoch: "e2" }, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+  const again = "http://fake/streams/x/live?from=21&epoch=e1";
+  assert.deepEqual(asked, ["http://fake/streams/x/live?from=20", again, again, "http://fake/streams/x/live?from=9&epoch=e2"]);
+});
+
+test("a number beyond the end of a stream is told as another journal", async () => {
+  for (const each of ["1", "2", "3", "4", "5"]) await server.publish("beyond", each);
+  const found = [];
+  for await (const each of server.follow("beyond", { from: 21 })) {
+    found.push(each.seq ?? each.restarted);
+    if (found.length === 6) break;
+  }
+  assert.deepEqual(found, [5, 1, 2, 3, 4, 5]);
+});
+
 test("a named subscription keeps its position", async () => {
   for (const each of ["1", "2", "3"]) await server.publish("jobs", each);
   const worker = server.subscription("worker", "jobs");

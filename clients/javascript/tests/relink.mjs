@@ -13,7 +13,9 @@ const server = new Fyrehose(process.env.FYREHOSE_URL);
 /** Take `count` of what a subscriber yields: numbers, gaps as text; and leave the loop. */
 async function take(subscriber, count) {
   const found = [];
-  if (count) for await (const { seq, gap } of subscriber) if (found.push(seq ?? `gap ${gap}`) === count) break;
+  if (count) for await (const { seq, gap, restarted } of subscriber) {
+    if (found.push(seq ?? (gap ? `gap ${gap}` : `restarted ${restarted}`)) === count) break;
+  }
   return found;
 }
 
@@ -65,8 +67,12 @@ function onPackets(socket, call) {
 }
 
 /** What begins a subscription behind `last`: message 0. */
-const begin = (last) => `1102000008000000 ${number(last)}`;
+const begin = (last, end = last, epoch = "") =>
+  `110500000800080008000${epoch.length}0000000000 ${number(last)} ${number(0)} ${number(end)} ${hexadecimal(epoch)}`;
 const record = (seq) => `1102080001000000 ${number(seq)} 7800000000000000`;
+
+/** Return a short text as hexadecimal digits, padded to eight bytes; the empty text as none. */
+const hexadecimal = (text) => (text && Buffer.from(text.padEnd(8, "\0")).toString("hex"));
 
 function number(value) {
   const data = Buffer.alloc(8);
@@ -322,6 +328,34 @@ test("a subscriber whose link is lost goes on behind its last record, and tells 
   );
   assert.deepEqual(await take(new RelinkSubscriber(lost, "x", { after: 4 }), 5), [5, "gap 6,6", 7, "gap 8,9", 10]);
   assert.deepEqual(names, ["subscribe:x@4?seq", "subscribe:x@4?seq", "subscribe:x@7?seq"]);
+});
+
+test("another journal is told, and its records follow from the start", async (t) => {
+  const names = [];
+  const noting = (handler) => (socket) => {
+    socket.on("data", (data) => data.length > 8 && data[0] > 8 && names.push(data.subarray(1, 1 + data[0]).toString()));
+    return handler(socket);
+  };
+  const cut = (handler) => (socket) => {
+    handler(socket);
+    setTimeout(() => socket.destroy(), 200);
+  };
+  const renewed = await listening(
+    t,
+    noting(cut(scripted(1, 2, begin(19, 20, "e1"), record(20)))),
+    noting(scripted(1, 0)), // the required link is not known
+    noting(scripted(3, 4, begin(0, 5, "e2"), ...[1, 2, 3, 4, 5].map(record))),
+  );
+  const found = await take(new RelinkSubscriber(renewed, "x", { after: 19 }), 7);
+  assert.deepEqual(found, [20, "restarted 5", 1, 2, 3, 4, 5]);
+  const endpoints = new Set(names.filter((each) => each.startsWith("subscribe:")));
+  assert.deepEqual([...endpoints], ["subscribe:x@19?seq", "subscribe:x@20?seq&epoch=e1"]);
+});
+
+test("a number beyond the end of a stream is told as another journal", async () => {
+  await published("beyond", 5);
+  const found = await take(new RelinkSubscriber(address, "beyond", { after: 20 }), 6);
+  assert.deepEqual(found, ["restarted 5", 1, 2, 3, 4, 5]);
 });
 
 test("messages in the long and the large form, pings and the end of the channel are understood", async (t) => {

@@ -1,6 +1,6 @@
 // What a program in TypeScript relies on; `npm run types` checks it, and runs nothing.
 import { Fyrehose, FyrehoseError, Reject, bytesOf } from "fyrehose";
-import type { FyrehoseRecord, Gap, LeasedRecord, SharedInfo, Settled, Subscription } from "fyrehose";
+import type { FyrehoseRecord, Gap, LeasedRecord, Restarted, SharedInfo, Settled, Subscription } from "fyrehose";
 import { RelinkError, RelinkPublisher, RelinkSubscriber } from "fyrehose/relink";
 import * as tls from "node:tls";
 
@@ -12,6 +12,9 @@ export async function http(signal: AbortSignal): Promise<void> {
     if ("gap" in each) {
       const [first, end]: Gap["gap"] = each.gap;
       console.log(first + end);
+    } else if ("restarted" in each) {
+      const { restarted, epoch }: Restarted = each;
+      console.log(restarted.toFixed(), epoch.length);
     } else {
       const record: FyrehoseRecord = each;
       const bytes: Uint8Array = bytesOf(record);
@@ -71,6 +74,7 @@ export async function relink(signal: AbortSignal): Promise<void> {
   const subscriber = new RelinkSubscriber("127.0.0.1:7733", "notes", { after: 0, subscription: "s", takeover: true, signal });
   for await (const each of subscriber) {
     if (each.gap) console.log(each.gap[0]);
+    else if (each.restarted !== undefined) console.log(each.restarted.toFixed(), each.epoch);
     else console.log(each.seq.toFixed(), each.payload?.toString(), each.parts.length);
   }
   await subscriber.close();

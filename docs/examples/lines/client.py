@@ -73,7 +73,10 @@ class LineClient(TCPClient):
 
     # An ITailer.
 
-    def subscribe(self, stream: str | None, take: Any, after: int | None = None, lost: Any = None) -> None:
+    def subscribe(
+        self, stream: str | None, take: Any, after: int | None = None, lost: Any = None, restarted: Any = None
+    ) -> None:
+        """See ITailer; a server of the lines protocol does not say where a stream ends: no *restarted* is called."""
         self.prepare(stream)
         assert stream is not None, "prepare() has checked it"
         self._reading = Reading(stream, after, take, lost)

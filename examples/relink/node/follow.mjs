@@ -12,7 +12,11 @@ const [address, stream, count = "Infinity", subscription] = process.argv.slice(2
 let left = Number(count);
 
 const subscriber = new RelinkSubscriber(address, stream, { after: 0, subscription });
-for await (const { payload, gap } of subscriber) {
+for await (const { payload, gap, restarted } of subscriber) {
+  if (restarted !== undefined) {
+    console.error(`the server has another journal, which ends at ${restarted}; it is read from its start`);
+    continue;
+  }
   if (gap) console.error(`the records ${gap[0]} to ${gap[1]} are missing`);
   else if (!process.stdout.write(`${payload}\n`)) await once(process.stdout, "drain");
   if (!gap && --left === 0) await subscriber.close(); // when the loop asks for the next record, which acknowledges this one

@@ -215,7 +215,7 @@ class Tailing:
         """
         tailer = self.tailer
         named = {} if self.named is None else attrs.asdict(self.named)
-        tailer.subscribe(self.stream, self.take, self.since, self.lost, **named)
+        tailer.subscribe(self.stream, self.take, self.since, self.lost, self.restarted, **named)
         output = self.output = Output(worker(self.reactor).call, tailer)
         try:
             await connected(self.reactor, tailer, self.timeout, self.failures)
@@ -262,6 +262,16 @@ class Tailing:
         click.echo(f"fyrehose: records {numbers} {self._why}", err=True)
         if len(self._missing) < MOST_NAMED and not (self.since == 0 and first == 1):
             self._missing.append(numbers)
+
+    def restarted(self, end: int, name: str | None = None) -> None:
+        """Report that the server has another journal; *name* is the stream, if a pattern is tailed."""
+        stream = self.stream if name is None else name
+        named = "the stream" if stream is None else f"stream {stream!r}"
+        click.echo(
+            f"fyrehose: the numbers of {named} have begun again: the server has another journal, such as a restored "
+            f"backup, which ends at {end}; reading it from its start",
+            err=True,
+        )
 
     def start_timers(self) -> None:
         """Start the timers that report a missing stream, and end the command when it was idle for too long."""

@@ -26,7 +26,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Backoff, Client, ConnectionFailed, ConnectionOptions
+from fyrehose.net.clients import Backoff, Client, ConnectionFailed, ConnectionOptions, tell_restarted
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
@@ -37,6 +37,7 @@ from fyrehose.protocols.backbone.session import (
     BackboneOptions,
     ClientEvent,
     Found,
+    JournalReplaced,
     PushConfirmed,
     PushTimedOut,
 )
@@ -99,6 +100,7 @@ class BackboneClient(Client, TrainProtocol):
     counters: Counters = attrs.field(factory=Counters, init=False)
     _take: Callable[[Run], object] = attrs.field(default=_ignore, init=False)
     _gap: Callable[[int, int], object] = attrs.field(default=_ignore, init=False)
+    _restarted: Callable[[int], object] | None = attrs.field(default=None, init=False)
     _after: int | None = attrs.field(default=None, init=False)
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
@@ -123,6 +125,7 @@ class BackboneClient(Client, TrainProtocol):
         take: Callable[[Run], object],
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
+        restarted: Callable[[int], object] | None = None,
     ) -> None:
         """Receive records; the client has only one subscription, so a second call replaces the first.
 
@@ -131,10 +134,13 @@ class BackboneClient(Client, TrainProtocol):
             first DELIVER that arrives
         :param lost: called with the first and last sequence of each range that is skipped, because requests for it were
             in vain
+        :param restarted: called with the last sequence of the backbone, as far as it is known, if it has another
+            journal; the client then reads that from its start.  If that journal has already passed the last sequence of
+            the old one when the client comes back, the protocol cannot tell the two apart
         :raises ConfigError: *stream* is given
         """
         self.prepare(stream)
-        self._take, self._gap, self._after = take, lost or _ignore, after
+        self._take, self._gap, self._after, self._restarted = take, lost or _ignore, after, restarted
         if self._session is not None and after is not None:
             self._stop()
             self._attempt()
@@ -360,6 +366,9 @@ class BackboneClient(Client, TrainProtocol):
         elif isinstance(event, RecordsSkipped):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
+        elif isinstance(event, JournalReplaced):
+            restarted, end = self._restarted, event.end
+            tell_restarted(None, event.highest, end, None if restarted is None else lambda: restarted(end))
         elif isinstance(event, Found):
             self._failures = 0
             self.timers.stop(self._attempt)

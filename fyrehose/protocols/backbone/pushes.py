@@ -127,6 +127,11 @@ class Pushes:
         self.unsent = self._sent_size = 0
         return left
 
+    def renumber(self, floor: int) -> None:
+        """Expect the DELIVERs of the sent pushes behind sequence *floor*, because the sequences have begun again."""
+        for push in self._sent:
+            push.floor = floor
+
     def next_due(self, now: float, sending: bool) -> float | None:
         """Return when :meth:`expired` has to be called, or :meth:`take` if *sending*; None: neither is due."""
         times = [push.deadline for push in islice(self._sent, 1)]

@@ -33,7 +33,8 @@ from fyrehose.protocols.backbone.session import BackboneServerSession, Dropped, 
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
 from fyrehose.protocols.backbone.udp import TrainProtocol, is_local
-from fyrehose.records import Delivery, Publish, Run
+from fyrehose.records import LAST_SEQ, Delivery, Publish, Run
+from fyrehose.standing import ServerRole
 
 log = Logger()
 
@@ -189,12 +190,22 @@ class BackboneProtocol(TrainProtocol):
         for event in self._session.receive_datagrams(data, segment, source, self.reactor.seconds()):
             if isinstance(event, Pushed):
                 self._pushed.setdefault(source, []).append(event)
+            elif isinstance(event, Replay) and self._cannot_know(event):
+                self._drop(Dropped(source=event.destination, cause="request-of-nothing"))
             elif isinstance(event, Replay):
                 if not self._replays.add(event.destination, event.first, event.last):
                     self._drop(Dropped(source=event.destination, cause="replays-behind"))
                 self._schedule_replay(0)
             else:
                 self._drop(event)
+
+    def _cannot_know(self, event: Replay) -> bool:
+        """Return whether this server of a cluster may lack records that another one has delivered to the client.
+
+        From an answer without them, the client would conclude that the sequences have begun again.
+        """
+        behind = event.last < LAST_SEQ and event.last > self._broker.bounds(self._settings.stream)[1]
+        return behind and self._broker.standing.role is not ServerRole.ALONE
 
     def turn_over(self) -> None:
         """Send the answers to the datagrams of this turn of the reactor, and publish their messages."""

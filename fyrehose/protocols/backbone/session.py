@@ -25,7 +25,7 @@ in: receive_datagrams(train, source, now), tick(now)      out: events; data_to_s
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, Generic, TypeVar
@@ -58,6 +58,7 @@ from fyrehose.protocols.backbone.pushes import Pushes
 from fyrehose.protocols.backbone.ranges import Range
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.protocols.backbone.repair import RecentRuns, RecordsSkipped, Repair
+from fyrehose.protocols.backbone.restarts import RestartCheck
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient, Rotation, Subscribers
 from fyrehose.records import Buffer, Column, Run
@@ -354,6 +355,8 @@ REQUESTS = 8
 #: So new pushes wait for the missed records: until none has arrived for HOLD seconds, or MOST_HOLD seconds at most.
 HOLD = 0.25
 MOST_HOLD = 2.0
+#: A record that comes again although it was known at this many KEEPALIVEs ago may be one of another journal.
+REMEMBERED = 6
 #: Delay before the next tick while the rate of REQUESTs is exhausted, in seconds.
 SOON = 0.05
 
@@ -406,13 +409,25 @@ class BackboneLost:
     """The backbone has not acknowledged a KEEPALIVE in time."""
 
 
+@attrs.frozen(kw_only=True, slots=True)
+class JournalReplaced:
+    """The backbone has another journal, because its sequences have begun again; its records follow from the start.
+
+    :ivar end: the last sequence of that journal, as far as the client knows
+    :ivar highest: the highest sequence of the old one
+    """
+
+    end: int
+    highest: int
+
+
 #: A Run has records in order, each once.  Its ``stream`` and ``source`` are always "backbone" and its ``time`` is 0,
 #: because a DELIVER has none of these.
-ClientEvent = Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost | Dropped
+ClientEvent = Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost | JournalReplaced | Dropped
 
 
 class BackboneClientSession(
-    BackboneSession[Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost]
+    BackboneSession[Run | RecordsSkipped | PushConfirmed | PushTimedOut | Found | BackboneLost | JournalReplaced]
 ):
     """The protocol state of a client.
 
@@ -464,6 +479,9 @@ class BackboneClientSession(
         self.found = False
         self._lost = False
         self._hold = self._hold_limit = now
+        self._restarts = RestartCheck()
+        #: the highest sequence at the time of each recent KEEPALIVE, the oldest first
+        self._known = deque((after or 0,), maxlen=REMEMBERED)
 
     # For the owner.
 
@@ -496,7 +514,10 @@ class BackboneClientSession(
             times.append(repair if repair > now else now + SOON)
         if self._hold > now:
             times.append(self._hold)
-        pushes = self.pushes.next_due(now, self.found and self._hold <= now)
+        check = self._restarts.next_due() if self.found else None
+        if check is not None:
+            times.append(check)
+        pushes = self.pushes.next_due(now, self.found and self._hold <= now and not self._restarts.suspects)
         if pushes is not None:
             times.append(pushes)
         return min(times)
@@ -553,10 +574,15 @@ class BackboneClientSession(
         elif source != self._server and not self.repair.was_requested(run.first_seq, run.last_seq):
             events.append(Dropped(source=source, cause="not-requested"))
         else:
-            self._deliver(events, run, now)
+            if source == self._server and self._restarts.received(run):
+                self._begin_again(events, now)
+            new = self._deliver(events, run, now)
+            if not new and source == self._server and run.last_seq <= self._known[0]:
+                self._check_journal(run, now)  # an old record once more: of another journal?
         return end
 
-    def _deliver(self, events: list[ClientEvent], run: Run, now: float) -> None:
+    def _deliver(self, events: list[ClientEvent], run: Run, now: float) -> bool:
+        """Process records; return whether any was new."""
         new, ready = self.repair.received(run, now)
         for part in new:
             self._store.add(part)
@@ -566,6 +592,25 @@ class BackboneClientSession(
             if self._hold > now:
                 self._hold = min(now + HOLD, self._hold_limit)
             self._push_now(now)
+        return bool(new)
+
+    def _check_journal(self, run: Run, now: float) -> None:
+        """Find out whether the backbone has another journal, because it has sent the old records *run* once more."""
+        if not self._restarts.highest:
+            self._restarts.begin(self.repair.highest, now)
+            self._restarts.received(run)
+
+    def _begin_again(self, events: list[ClientEvent], now: float) -> None:
+        """Read from the start, because the backbone has another journal."""
+        check = self._restarts
+        events.append(JournalReplaced(end=check.end, highest=check.highest))
+        self.pushes.renumber(check.first - 1)
+        check.stop()
+        self.repair = Repair(0)
+        self.repair.restart(now)
+        self._known = deque((0,), maxlen=REMEMBERED)
+        self._store = RecentRuns(self._options.store)  # Nobody may get records of the old journal.
+        self._hold, self._hold_limit = now + HOLD, now + MOST_HOLD
 
     def _control(self, events: list[ClientEvent], frame: Frame, source: Address, now: float) -> None:
         if source != self._server:
@@ -608,6 +653,7 @@ class BackboneClientSession(
         if not self.found:
             self._claimed = self._address if self._claimed == SENDER else SENDER
         token = self._random.randbytes(TOKEN)
+        self._known.append(self.repair.highest)
         self._tokens[token] = self._claimed
         if len(self._tokens) > TOKENS:
             del self._tokens[next(iter(self._tokens))]
@@ -622,12 +668,13 @@ class BackboneClientSession(
         most = self._requests.take("", REQUESTS, now)
         ranges = self.repair.due(now, most)
         self._requests.charge("", len(ranges) - most, now)
+        ranges += self._restarts.due(now)
         for first, last in ranges:
             frame = Request(address=self._claimed, first=first, last=last)
             self._to_send.append((single(frame.serialize()), self._server))
 
     def _push_now(self, now: float) -> None:
-        if not self.found or self._hold > now:
+        if not self.found or self._hold > now or self._restarts.suspects:
             return
         payloads = self.pushes.take(self.repair.highest, now)
         if payloads:

@@ -33,7 +33,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Client, ConnectionFailed, Unreachable, WrongProtocol
+from fyrehose.net.clients import Client, ConnectionFailed, Unreachable, WrongProtocol, tell_restarted
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
 from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
@@ -131,7 +131,8 @@ class EventBusClient(Client):
     :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
     :ivar on_late: called with events that arrive after events with greater sequences, each once; default: ``on_events``
     :ivar on_lost: called with the first and last sequence of a range that the server no longer keeps
-    :ivar on_restart: called when the server has another journal; all events of that journal follow
+    :ivar on_restarted: called when the server has another journal, with the last sequence that it had when the client
+        noticed this; all events of that journal follow
     :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
     :ivar producer: the producer unique id of published events
     :ivar server_key: the server's public key (Z85), if the server uses CURVE
@@ -149,7 +150,7 @@ class EventBusClient(Client):
     on_events: Callable[[tuple[Broadcast, ...]], object] = attrs.field(default=_ignore, kw_only=True)
     on_late: Callable[[tuple[Broadcast, ...]], object] | None = attrs.field(default=None, kw_only=True)
     on_lost: Callable[[int, int], object] = attrs.field(default=_ignore, kw_only=True)
-    on_restart: Callable[[], object] = attrs.field(default=_ignore, kw_only=True)
+    on_restarted: Callable[[int], object] | None = attrs.field(default=None, kw_only=True)
     topics: tuple[str, ...] = attrs.field(default=(), kw_only=True)
     producer: str = attrs.field(factory=lambda: socket.gethostname()[:MAX_LABEL], kw_only=True)
     server_key: bytes | None = attrs.field(default=None, kw_only=True)
@@ -187,6 +188,7 @@ class EventBusClient(Client):
         take: Callable[[Run], object],
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
+        restarted: Callable[[int], object] | None = None,
     ) -> None:
         """See :meth:`fyrehose.interfaces.ITailer.subscribe`; call it before :meth:`connect`.
 
@@ -201,7 +203,7 @@ class EventBusClient(Client):
 
         subtrees = () if stream is None else tuple(topic_of(part) for part in stream.split(";"))
         self.options = attrs.evolve(self.options, subtrees=subtrees, subscribe=True, after=after)
-        self.on_events, self.on_lost = take_events, lost or _ignore
+        self.on_events, self.on_lost, self.on_restarted = take_events, lost or _ignore, restarted
 
     def publish(self, stream: str | None, payload: bytes) -> Deferred[int]:
         """Publish *payload* as one msgpack byte string to the topic *stream*; see :meth:`publish_event`."""
@@ -446,7 +448,8 @@ class EventBusClient(Client):
                     self._alive = True
                     self.established()
             case Restarted():
-                self.on_restart()
+                restarted, end = self.on_restarted, event.end
+                tell_restarted(None, event.position, end, None if restarted is None else lambda: restarted(end))
             case SyncUnanswered():
                 self._lost()
             case Ignored():

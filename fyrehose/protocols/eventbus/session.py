@@ -350,7 +350,14 @@ class Synchronised:
 
 @attrs.frozen(slots=True, kw_only=True)
 class Restarted:
-    """The server has another journal, because its sequences went back; all events of that journal follow."""
+    """The server has another journal, because its sequences went back; all events of that journal follow.
+
+    :ivar end: the last sequence of that journal, as far as the client knows
+    :ivar position: the last sequence of which the client had the event
+    """
+
+    end: int
+    position: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -496,7 +503,7 @@ class EventBusClientSession:
         if not self.options.subscribe or not self._subtrees.match(broadcast.topic):
             return
         if previous is not None and seq <= previous:
-            self._restart()
+            self._restart(seq)
         if self.position is None:
             self.position = seq - 1
         if self._syncing:
@@ -559,7 +566,7 @@ class EventBusClientSession:
         since = self._requested  # a copy, because releasing broadcasts may start another request
         if end.sequence < since != LAST_SEQ:
             # The stream ends before the client's position: it is another journal, or an older copy of it.
-            self._restart()
+            self._restart(end.sequence)
             return
         self._progressed = self._checked = self._now
         self._spread = self._jitter()
@@ -591,9 +598,9 @@ class EventBusClientSession:
             self.position = seq - 1
         self._deliver(broadcast)
 
-    def _restart(self) -> None:
-        """Start again with the first event of another journal."""
-        self._emit(Restarted())
+    def _restart(self, end: int) -> None:
+        """Start again with the first event of another journal, which ends at sequence *end*."""
+        self._emit(Restarted(end=end, position=self.position or 0))
         self.position = self._highest = 0
         self._ahead.clear()
         self._held, self._held_bytes = [], 0

@@ -25,7 +25,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import ClientConnection, ConnectionOptions, TCPClient
+from fyrehose.net.clients import ClientConnection, ConnectionOptions, TCPClient, tell_restarted
 from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import PublishWindow
@@ -50,6 +50,8 @@ class Subscription:
     :ivar take: called with each run of messages, in order and without repetition
     :ivar on_attached: called with the offset at which the server starts, and with the requested one
     :ivar lost: called with the first and the last offset of messages that are missing
+    :ivar restarted: called with the last offset of the topic, if the server has another journal
+    :ivar lost_offset: the offset beyond the end of the topic that was requested before the client asked for the end
     """
 
     topic: str
@@ -57,6 +59,8 @@ class Subscription:
     take: Callable[[Run], object]
     on_attached: Callable[[int, int | None], object]
     lost: Callable[[int, int], object]
+    restarted: Callable[[int], object] | None = None
+    lost_offset: int | None = attrs.field(default=None, init=False)
     attached: bool = attrs.field(default=False, init=False)
 
 
@@ -137,6 +141,7 @@ class FiggClient(TCPClient):
         take: Callable[[Run], object],
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
+        restarted: Callable[[int], object] | None = None,
         on_attached: Callable[[int, int | None], object] | None = None,
     ) -> Subscription:
         """Subscribe to the messages of the topic *stream* after offset *after*: 0: its start; None: only new messages.
@@ -145,13 +150,15 @@ class FiggClient(TCPClient):
 
         :param take: called with each run of messages; ``first_seq`` of the run is the offset of its first message
         :param lost: called with the first and last offset of messages that have expired, or that the server skips
+        :param restarted: called with the last offset of the topic if *after*, or the offset of the last message that
+            was received, is beyond it; the topic is then read from its start
         :param on_attached: called with the offset at which the server starts and the requested one
         :raises ConfigError: *stream* is None
         :raises LocalProtocolError: *stream* is not 1 to 255 bytes of UTF-8
         """
         self.prepare(stream)
         topic = cast("str", stream)
-        subscription = Subscription(topic, after, take, on_attached or _ignore, lost or _ignore)
+        subscription = Subscription(topic, after, take, on_attached or _ignore, lost or _ignore, restarted)
         self._subscriptions[topic] = subscription
         self._detaching.discard(topic)
         if self.connection is not None:
@@ -245,12 +252,35 @@ class FiggClient(TCPClient):
         subscription = self._subscriptions.get(event.topic)
         if waiting == 1 and subscription is not None:
             requested = subscription.offset
+            if requested is not None and event.offset < requested:
+                # Only an offset of another journal is beyond the end.  The answer does not say where the end is.
+                subscription.lost_offset, subscription.offset = requested, None
+                self._attach_again(subscription)
+                return
+            if subscription.lost_offset is not None:
+                self._restarted(subscription, event.offset)
+                return
             subscription.attached = True
             # The server starts later than requested if the requested messages have expired.
             subscription.offset = event.offset
             _call(subscription.on_attached, event.offset, requested)
             if requested is not None and event.offset > requested:
                 _call(subscription.lost, requested + 1, event.offset)
+
+    def _restarted(self, subscription: Subscription, end: int) -> None:
+        """Read the topic, which ends at offset *end*, from its start."""
+        assert subscription.lost_offset is not None
+        seen, restarted = subscription.lost_offset, subscription.restarted
+        subscription.lost_offset, subscription.offset = None, 0
+        tell = None if restarted is None else lambda: _call(restarted, end)
+        tell_restarted(subscription.topic, seen, end, tell)
+        if self._subscriptions.get(subscription.topic) is subscription:  # the program may have ended it
+            self._attach_again(subscription)
+
+    def _attach_again(self, subscription: Subscription) -> None:
+        if self.connection is not None:
+            self._attach(self.connection, subscription)
+            self.connection.flush()
 
     def _send_waiting(self) -> None:
         if self.connection is None:

@@ -9,6 +9,7 @@ The transport pauses both kinds of answer, and a paused answer keeps nothing but
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING
 
 import attrs
@@ -41,15 +42,21 @@ class Form:
     :ivar before: the text before the record's JSON object
     :ivar after: the text after the record's JSON object
     :ivar numbered: whether the record's number goes first, as the id of an event
+    :ivar epoch: the epoch of the numbers, which precedes them in ids; empty: none does
     """
 
     before: bytes
     after: bytes
     numbered: bool = False
+    epoch: str = ""
+
+    def id_line(self, seq: int) -> bytes:
+        """Return the line with the id of an event, which the peer sends back as its Last-Event-ID."""
+        return b"id: %b:%d\n" % (self.epoch.encode(), seq) if self.epoch else b"id: %d\n" % seq
 
     def head(self, seq: int) -> bytes:
         """Return the text before the JSON object of record *seq*, with its number if the form has it."""
-        return b"id: %d\n%b" % (seq, self.before) if self.numbered else self.before
+        return self.id_line(seq) + self.before if self.numbered else self.before
 
     def encode(self, runs: tuple[Run, ...]) -> Encoded:
         """Encode as many of the first records of *runs* as fit into a piece, and at most TURN_RECORDS."""
@@ -87,13 +94,17 @@ class Form:
 
 
 LINE = Form(b"", b"\n")
-EVENT = Form(b"data: ", b"\n\n", numbered=True)
 #: The form of events from many streams: they have no id, because the streams have no common numbers.
 UNNUMBERED = Form(b"data: ", b"\n\n")
 
-# Make these function objects once, because a delivery is encoded only once for each function object.
-events = EVENT.encode
-unnumbered = UNNUMBERED.encode
+
+@cache
+def event_form(epoch: str) -> Form:
+    """Return the form of the events of one stream, always the same object for an epoch.
+
+    A delivery is encoded only once for all answers that share a form.
+    """
+    return Form(b"data: ", b"\n\n", numbered=True, epoch=epoch)
 
 
 @implementer(ISubscription)
@@ -197,11 +208,10 @@ class LiveAnswer:
     answer sends its first records, and the subscription delivers the others in its next turn.
     """
 
-    #: the form of the records, and its function that encodes a delivery for all answers at once
-    form, encode = EVENT, staticmethod(events)
-
-    def __init__(self, connection: HttpProtocol) -> None:
+    def __init__(self, connection: HttpProtocol, form: Form | None = None) -> None:
         self.connection = connection
+        #: the form of the records
+        self.form = event_form(connection.broker.epoch) if form is None else form
         self._subscription: ISubscription | None = None
         self._paused = True
         self._ended = False
@@ -256,7 +266,7 @@ class LiveAnswer:
 
     def deliver(self, delivery: Delivery) -> int:
         """Send the first records as events, as many as fit into a piece."""
-        encoded = delivery.encoded(self.encode)
+        encoded = delivery.encoded(self.form.encode)
         if not encoded.records:
             self.connection.send_record(self.form.large(delivery.runs[0], self.connection.factory.checks))
             return delivery.first_seq
@@ -267,7 +277,16 @@ class LiveAnswer:
     def skipped(self, first: int, last: int) -> None:
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         gap = json.dumps({"first": first, "last": last}).encode()
-        self.connection.session.send(b"event: gap\nid: %d\ndata: %b\n\n" % (last, gap))
+        self.connection.session.send(b"event: gap\n%bdata: %b\n\n" % (self.form.id_line(last), gap))
+
+    def restarted(self, end: int) -> None:
+        """Send an event that the numbers have begun again, so that the records follow from the start of the stream.
+
+        :param end: the last number of the stream
+        """
+        self.connection.broker.counters.add(PROTOCOL, "restarted")
+        told = json.dumps({"end": end, "epoch": self.form.epoch}).encode()
+        self.connection.session.send(b"event: restarted\n%bdata: %b\n\n" % (self.form.id_line(0), told))
 
     def ended(self, reason: Exception) -> None:
         self._send_ended({"error": str(reason)})

@@ -28,7 +28,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import ITailer
-from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerUnavailable, TCPClient
+from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerUnavailable, TCPClient, tell_restarted
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
 from fyrehose.protocols.http.requests import HTTP_OPTIONS, Connection, foreign
 from fyrehose.protocols.http.session import MOST_LISTED
@@ -56,6 +56,8 @@ class HttpTailer(TCPClient):
 
     connection_options: ConnectionOptions = attrs.field(default=HTTP_OPTIONS, kw_only=True)
     authority: str
+    #: the epoch of the numbers, as the server said it; a program that has kept it with a number may set it
+    epoch: str = attrs.field(default="", kw_only=True)
     absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
@@ -73,6 +75,7 @@ class HttpTailer(TCPClient):
     _stream: str = attrs.field(default="", init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
     _lost: Callable[..., object] | None = attrs.field(default=None, init=False)
+    _restarted: Callable[..., object] | None = attrs.field(default=None, init=False)
 
     def subscribe(
         self,
@@ -80,6 +83,7 @@ class HttpTailer(TCPClient):
         take: Callable[[Run], Any],
         after: int | None = None,
         lost: Callable[..., object] | None = None,
+        restarted: Callable[..., object] | None = None,
         name: str | None = None,
         takeover: bool = False,
     ) -> None:
@@ -89,13 +93,16 @@ class HttpTailer(TCPClient):
         :param take: if it returns a Deferred, records of a named subscription are acknowledged when that fires: all of
             the run, or those up to the number that is the Deferred's result
         :param lost: called with the first and the last number and, with a pattern, the stream
+        :param restarted: called if the server has another journal, with the last number of the stream there and, with a
+            pattern, the stream; a pattern then continues with new records, and earlier ones are reported to *lost*
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins
         :param takeover: whether to displace the subscription's consumer when connecting for the first time
         :raises ConfigError: no stream was given, or the pattern cannot be used with *after*
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
-        self._stream, self._take, self._lost, self._after = stream, take, lost, after
+        self._stream, self._take, self._after = stream, take, after
+        self._lost, self._restarted = lost, restarted
         self.path = "/streams/" + quote(stream, safe="", errors=ESCAPED)
         if "*" in stream:
             if after and name is not None:
@@ -169,43 +176,77 @@ class HttpTailer(TCPClient):
             fields |= {"takeover": 1} if self._takeover else {}
         elif self._pattern is None:
             fields |= {"from": self.positions.get(self._stream, 0) + 1}
+            fields |= {"epoch": self.epoch} if self.epoch else {}
         return f"{path}/live?{urlencode(fields, errors=ESCAPED)}"
 
     def found(self, answer: ServerAnswer) -> bool:
         """Begin behind the records that *answer*, that to :attr:`question`, reports; return False if it is refused."""
         if self._pattern is None and answer.status == 200 and b"fyrehose-last" in answer.headers:
             self.positions[self._stream] = int(answer.headers[b"fyrehose-last"])
+            self.epoch = epoch_of(answer)
         elif self._pattern is None and answer.status == 404 and answer.media_type == "application/json":
             self.positions[self._stream] = 0  # The stream does not exist yet.
         elif self._pattern is not None and answer.status == 200 and "streams" in (answer.json_object or {}):
-            self.listed((answer.json_object or {})["streams"])
+            self.listed((answer.json_object or {})["streams"], epoch_of(answer), b"fyrehose-age" in answer.headers)
         else:
             self.refused(answer)
             return False
         return True
 
-    def listed(self, streams: list[dict[str, Any]]) -> None:
-        """Record the last number of each matching stream; report the records that were missed without a connection."""
+    def listed(self, streams: list[dict[str, Any]], epoch: str = "", lagging: bool = False) -> None:
+        """Record the last number of each matching stream; report the records that were missed without a connection.
+
+        :param epoch: the epoch of these numbers
+        :param lagging: whether another server may have newer records
+        """
         self._reconnected = self.begun_before
+        other = self.epoch not in ("", epoch)
+        self.epoch = epoch
         for each in streams:
-            stream, last = str(each["name"]), int(each["last"])
-            before = self.positions.get(stream, max(0, int(each["first"]) - 1))
+            stream, last, start = str(each["name"]), int(each["last"]), max(0, int(each["first"]) - 1)
+            before = self.positions.get(stream, start)
+            if stream in self.positions and (other or (before > last and not lagging)):
+                self.restarted(last, epoch, stream)
+                before = start
             self.positions[stream] = max(before, last)
             if last > before and self._reconnected:
                 self.missing(before + 1, last, stream)
 
-    def begun(self, generation: int | None = None) -> None:
+    def begun(self, answer: ServerAnswer) -> None:
         """Record that the server sends records from now on.
 
-        :param generation: the generation of the named subscription; if it has changed, the client continues at the
-            position that the server keeps
+        If the generation of the named subscription has changed, the client continues at the position that the server
+        keeps.
         """
+        said, epoch = answer.headers.get(b"fyrehose-generation"), epoch_of(answer)
+        end = int(answer.headers.get(b"fyrehose-last", b"-1"))
+        generation = None if said is None else int(said)
+        self.absent = end == 0
         self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
         if generation != self._generation:
             self._generation = generation
             self.positions.clear()
+        if self.epoch == "":
+            self.epoch = epoch
+        elif self._acknowledger is not None and self.epoch != epoch:
+            self.restarted(max(0, end), epoch)
+            self.positions.clear()
         self.established()
+
+    def restarted(self, end: int, epoch: str, stream: str | None = None) -> None:
+        """Begin at the start of a stream, because the server has another journal.
+
+        :param end: the last number of the stream
+        :param stream: the stream, if the client follows a pattern
+        """
+        before = self.positions.get(stream or self._stream, 0)
+        self.epoch, self.positions[stream or self._stream] = epoch, 0
+        restarted = self._restarted
+        names = () if stream is None else (stream,)
+        tell_restarted(
+            stream or self._stream, before, end, None if restarted is None else lambda: restarted(end, *names)
+        )
 
     def refused(self, answer: ServerAnswer) -> None:
         """Handle an answer without records: end if it is the first one and final; otherwise try again later."""
@@ -276,6 +317,11 @@ class HttpTailer(TCPClient):
         self._failures += 1
         if self.connection is not None:
             self.connection.abort(FyrehoseError("a record was not processed"))
+
+
+def epoch_of(answer: ServerAnswer) -> str:
+    """Return the epoch of the numbers in *answer*; "" if it does not say one."""
+    return answer.headers.get(b"fyrehose-epoch", b"").decode("ascii", "replace")
 
 
 def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
@@ -362,9 +408,7 @@ class _Connection(Connection):
             super().received(event)
         elif isinstance(event, ServerAnswer):
             self.confirmed = True
-            self._tailer.absent = event.headers.get(b"fyrehose-last") == b"0"
-            generation = event.headers.get(b"fyrehose-generation")
-            self._tailer.begun(None if generation is None else int(generation))
+            self._tailer.begun(event)
         elif event:
             self._events_received(event)
         else:
@@ -398,6 +442,8 @@ class _Connection(Connection):
             records = []
             if kind == b"gap":
                 self._tailer.missing(data["first"], data["last"], data.get("stream"))
+            elif kind == b"restarted":
+                self._tailer.restarted(data["end"], str(data["epoch"]))
             elif kind == b"error":
                 self._tailer.not_followed(str(data["error"]))
             elif kind == b"ended":

@@ -48,7 +48,8 @@ class Consumption:
         event, broker = self.event, self.connection.broker
         matching = event.pattern is not None
         opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, matching)
-        if isinstance(event, Live) and event.last_event is not None:
+        known = event.epoch in ("", broker.epoch) if isinstance(event, Live) else True
+        if isinstance(event, Live) and event.last_event is not None and known:
             seen = event.last_event
 
             def acknowledge(named: Any) -> Deferred[Any]:
@@ -214,7 +215,7 @@ class Arrival:
         if self._is_here():
             self.connection.read_arrived(self.event)
             return
-        self._waiting = self.connection.broker.subscribe(self.event.stream, self.event.at_least - 1, self)
+        self._waiting = self.connection.broker.subscribe(self.event.stream, None, self)
         self.connection.timers.start(self.event.wait, self._late)
         self._waiting.resumeProducing()
 

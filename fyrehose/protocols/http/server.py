@@ -267,12 +267,13 @@ class HttpProtocol(WebProtocol):
             first, last = self.broker.bounds(event.stream)
             self._send_records(event, [(event.stream, max(event.first, first), last)], {})
 
-    def _fresh(self) -> dict[str, str]:
-        """Return the header that says how old the answer may be; no header if the server is not in a cluster."""
-        age = self.broker.standing.age
-        if age is None:
-            return {}
-        return {"Fyrehose-Age": "unknown" if age == inf else f"{max(0.0, age):.3f}"}
+    def _origin(self) -> dict[str, str]:
+        """Return the headers that say of which epoch the numbers are, and, in a cluster, how old they may be."""
+        age, epoch = self.broker.standing.age, self.broker.epoch
+        found = {"Fyrehose-Epoch": epoch} if epoch else {}
+        if age is not None:
+            found["Fyrehose-Age"] = "unknown" if age == inf else f"{max(0.0, age):.3f}"
+        return found
 
     def _send_records(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
         """Start an answer with the records of some streams.
@@ -282,7 +283,7 @@ class HttpProtocol(WebProtocol):
         if event.pattern is None:
             oldest, last = self.broker.bounds(event.stream)
             headers = {"Fyrehose-Oldest": str(oldest), "Fyrehose-Last": str(last), **headers}
-        self.session.start(200, NDJSON, {**self._fresh(), **headers})
+        self.session.start(200, NDJSON, {**self._origin(), **headers})
         parts = [(stream, first, last) for stream, first, last in parts if first <= last]
         if not parts or not event.limit or event.request.method == "HEAD":
             self.session.end()
@@ -301,7 +302,7 @@ class HttpProtocol(WebProtocol):
         names = await matching(self.timers, event.pattern, self.broker.streams())
         page = names[event.page * event.limit : (event.page + 1) * event.limit]
         streams = await described(self.broker, self.timers, self.ends, page, self.now)
-        return {"matching": len(names), "page": event.page, "streams": streams}
+        return {"matching": len(names), "page": event.page, "epoch": self.broker.epoch, "streams": streams}
 
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
@@ -322,7 +323,7 @@ class HttpProtocol(WebProtocol):
 
         :param place: see :meth:`PatternAnswer.follow`
         """
-        headers = {**self._fresh(), **headers}
+        headers = {**self._origin(), **headers}
         if event.pattern is not None and event.request.method != "HEAD":
             following = PatternAnswer(self, event.pattern)
             following.follow(place, headers)
@@ -331,15 +332,19 @@ class HttpProtocol(WebProtocol):
             self.session.start(200, EVENTS, headers)
             self.session.end()
         else:
-            if event.subscription is None:
-                headers["Fyrehose-Last"] = str(self.broker.bounds(event.stream)[1])
+            headers["Fyrehose-Last"] = str(self.broker.bounds(event.stream)[1])
             answer = LiveAnswer(self)
-            subscription = self.broker.subscribe(event.stream, after, answer)
+            named = event.subscription is not None
+            other = after is not None and not named and event.epoch not in ("", self.broker.epoch)
+            subscription = self.broker.subscribe(event.stream, 0 if other else after, answer)
             self.session.start(200, EVENTS, headers)
             if event.request.method == "HEAD":
                 subscription.stopProducing()
                 self.session.end()
                 return
+            if after is not None and (other or subscription.position < after):
+                answer.restarted(self.broker.bounds(event.stream)[1])
+                after = 0
             if after is not None and subscription.position > after:
                 answer.skipped(after + 1, subscription.position)
             self._streamed = answer
@@ -378,7 +383,7 @@ class HttpProtocol(WebProtocol):
             self.proceed()
 
     def _respond(self, answer: Mapping[str, object]) -> None:
-        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n", headers=self._fresh())
+        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n", headers=self._origin())
 
     handlers = (
         WebProtocol.handlers
@@ -601,7 +606,7 @@ class HttpFactory(SessionFactory):
 
     protocol = HttpProtocol
     defaults = HttpSettings()
-    events = ("not-json", "refused-after-refusal", "skipped")
+    events = ("not-json", "refused-after-refusal", "restarted", "skipped")
     refusals = REFUSALS
     proofs = PROOFS | {"token"}
     settings: HttpSettings

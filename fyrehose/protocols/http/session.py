@@ -78,7 +78,8 @@ USAGE = {
     "message behind its length",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
     "at-least=SEQ waits until this server has that one",
-    "GET /streams/NAME/live?from=SEQ": "follow the stream from now, or from SEQ, as server-sent events",
+    "GET /streams/NAME/live?from=SEQ&epoch=EPOCH": "follow the stream from now, or from SEQ, as server-sent events; "
+    "EPOCH is the header Fyrehose-Epoch of the answer that SEQ is from",
     "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
     "GET /streams/*/live?match=PATTERN": "follow all streams that match, also new ones, as server-sent events",
     "DELETE /streams/NAME": "retire the stream",
@@ -153,6 +154,7 @@ class Live:
 
     :ivar pattern: the pattern, if *stream* is its text
     :ivar last_event: the number of the last record that the peer has received; None: unknown
+    :ivar epoch: the epoch of these two numbers; empty: unknown
     :ivar subscription: the named subscription, from whose position to begin; None: follow without one
     :ivar takeover: whether to displace another consumer
     """
@@ -162,6 +164,7 @@ class Live:
     after: int | None
     pattern: Pattern | None = None
     last_event: int | None = None
+    epoch: str = ""
     subscription: str | None = None
     takeover: bool = False
 
@@ -386,8 +389,7 @@ class HttpSession(WebSession):
                 _check_token(request)
             if subscription is None and "wait" in numbers and "at-least" not in numbers:
                 raise ValueError("wait without at-least: expected at-least=SEQ, the number of the record to wait for")
-            if last and not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
-                raise ValueError("invalid Last-Event-ID: expected the number of the last record received")
+            epoch, last = _last_event(last) if last else (query.get("epoch", ""), "")
         except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
         stream, takeover = self._stream if pattern is None else pattern.text, bool(numbers.get("takeover"))
@@ -418,6 +420,7 @@ class HttpSession(WebSession):
                 after=after,
                 pattern=pattern,
                 last_event=last_event,
+                epoch=epoch,
                 subscription=subscription,
                 takeover=takeover,
             ),
@@ -450,9 +453,21 @@ def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int]
         ("match", matching),
         ("subscription", True),
         ("token", live and not matching),
+        ("epoch", live and not matching),
         ("consumer", named and not live),
     )
     return {name: most for name, most, usable in numbers if usable}, [name for name, usable in others if usable]
+
+
+def _last_event(text: str) -> tuple[str, str]:
+    """Return the epoch of a Last-Event-ID, empty if it has none, and the digits of its number.
+
+    :raises ValueError: it is neither a number nor ``EPOCH:NUMBER``
+    """
+    epoch, _, last = text.rpartition(":")
+    if not (last.isascii() and last.isdecimal() and len(last) < 20 and int(last) <= LAST_SEQ):
+        raise ValueError("invalid Last-Event-ID: expected the id of the last event, or the number of the last record")
+    return epoch, last
 
 
 def _check_token(request: RequestHead) -> None:

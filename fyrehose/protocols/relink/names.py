@@ -7,11 +7,13 @@ In STREAM ``%XX`` stands for a byte of UTF-8, so that ``%``, ``?`` and ``@`` of 
 (``%25``, ``%3F``, ``%40``).  With ``?seq`` every message begins with a part of eight bytes: the record's number in its
 stream, little-endian.  The first message of such a channel is not a record: it has an empty part, and a part of eight
 bytes with the number of the record before the first one, so that a subscriber knows its position before a record comes.
+Two more parts of eight bytes follow: how often the named subscription was rewound, 0 without one, and the last number
+of the stream; then the epoch of these numbers, as text.  ``epoch=EPOCH`` says of which epoch ``@SEQ`` is: in another
+one, and if SEQ is beyond the end of the stream, the channel begins with the oldest record.
 
 With ``?name=NAME`` the link consumes the named subscription NAME: it begins behind the position that the server keeps,
 and each ``consumed`` of the peer moves that position.  ``@SEQ`` says where a new subscription begins.  With
-``takeover`` the link displaces another consumer; without it, it is refused while there is one.  With ``seq``, the first
-message has another part of eight bytes: how often the subscription was rewound.
+``takeover`` the link displaces another consumer; without it, it is refused while there is one.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class EndpointName:
     name: str | None = None
     #: for subscribers: whether to displace another consumer of the named subscription
     takeover: bool = False
+    #: for subscribers: the epoch of ``after``; empty: unknown
+    epoch: str = ""
 
 
 def publish_name(stream: str) -> str:
@@ -54,7 +58,13 @@ def publish_name(stream: str) -> str:
 
 
 def subscribe_name(
-    stream: str, after: int | None = None, *, seqs: bool = False, name: str | None = None, takeover: bool = False
+    stream: str,
+    after: int | None = None,
+    *,
+    seqs: bool = False,
+    name: str | None = None,
+    takeover: bool = False,
+    epoch: str = "",
 ) -> str:
     """Return the name of the endpoint that subscribes to *stream*.
 
@@ -62,10 +72,13 @@ def subscribe_name(
     :param seqs: whether each message begins with the number of its record
     :param name: the named subscription to consume; *after* then only says where a new subscription begins
     :param takeover: whether to displace another consumer of the named subscription
+    :param epoch: the epoch of *after*, which is left out if it is unknown, or if the name would become too long
     """
     place = "" if after is None else f"@{after}"
     options = ["seq"] * seqs + [f"name={name}"] * (name is not None) + ["takeover"] * takeover
-    return f"subscribe:{stream.translate(_ESCAPED)}{place}{'?' if options else ''}{'&'.join(options)}"
+    found = f"subscribe:{stream.translate(_ESCAPED)}{place}{'?' if options else ''}{'&'.join(options)}"
+    option = f"{'&' if options else '?'}epoch={epoch}"
+    return found + option if epoch and len((found + option).encode()) <= MAX_NAME else found
 
 
 def parse(terms: Terms) -> EndpointName:
@@ -103,17 +116,20 @@ def parse(terms: Terms) -> EndpointName:
         seqs="seq" in chosen,
         name=chosen.get("name"),
         takeover="takeover" in chosen,
+        epoch=chosen.get("epoch", ""),
     )
 
 
 def _options(terms: Terms, text: str) -> dict[str, str]:
-    """Return the options of a subscriber and their values, which are empty except for that of ``name``."""
+    """Return the options of a subscriber and their values, which are empty except for ``name`` and ``epoch``."""
     found: dict[str, str] = {}
     for option in text.split("&"):
         key, mark, value = option.partition("=")
-        if key not in ("seq", "name", "takeover") or bool(mark) != (key == "name") or key in found:
+        known = key in ("seq", "name", "takeover", "epoch")
+        if not known or bool(mark) != (key in ("name", "epoch")) or key in found:
             raise _unknown(
-                terms, "unknown option; use seq, name=NAME or takeover; write a ? in the stream's name as %3F"
+                terms,
+                "unknown option; use seq, name=NAME, takeover or epoch=EPOCH; write a ? in the stream's name as %3F",
             )
         found[key] = value
     if "takeover" in found and "name" not in found:

@@ -15,19 +15,17 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError, RemoteProtocolError
 from fyrehose.interfaces import ITailer
+from fyrehose.net.clients import tell_restarted
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.link import NUMBERED, LinkLimits
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import SEQ_SIZE, subscribe_name
 from fyrehose.records import MAX_PAYLOAD, Run
-
-log = Logger()
 
 
 @implementer(ITailer)
@@ -42,6 +40,8 @@ class RelinkReader(RelinkClient):
     absent = False  #: the protocol does not say whether the stream exists
 
     position: int | None = attrs.field(default=None, init=False)
+    #: the epoch of ``position``, as the server said it; a program that has kept it with a number may set it
+    epoch: str = attrs.field(default="", kw_only=True)
     _stream: str = attrs.field(default="", init=False)
     _after: int | None = attrs.field(default=None, init=False)
     _name: str | None = attrs.field(default=None, init=False)
@@ -50,6 +50,7 @@ class RelinkReader(RelinkClient):
     _rewinds: int | None = attrs.field(default=None, init=False)
     _take: Callable[[Run], Any] = attrs.field(default=lambda run: None, init=False)
     _lost: Callable[[int, int], object] | None = attrs.field(default=None, init=False)
+    _restarted: Callable[[int], object] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.limits = LinkLimits(message_size=MAX_PAYLOAD + NUMBERED)
@@ -62,6 +63,7 @@ class RelinkReader(RelinkClient):
         take: Callable[[Run], Any],
         after: int | None = None,
         lost: Callable[[int, int], object] | None = None,
+        restarted: Callable[[int], object] | None = None,
         name: str | None = None,
         takeover: bool = False,
     ) -> None:
@@ -72,6 +74,8 @@ class RelinkReader(RelinkClient):
             fired.  If that fails, the record is delivered again.
         :param after: the number behind which reading begins (0: with the oldest record); None: only new records
         :param lost: called with the first and last number of a range of records that the stream no longer has
+        :param restarted: called with the last number of the stream if the server has another journal; the stream is
+            then read from its start, or from the position of the named subscription there
         :param name: a named subscription, whose position the server keeps; *after* says where a new one begins.  The
             position moves with each record that is consumed
         :param takeover: whether to displace another consumer of the subscription; otherwise the client waits until
@@ -80,7 +84,8 @@ class RelinkReader(RelinkClient):
         """
         if stream is None:
             raise ConfigError("no stream was given; use --stream NAME")
-        self._stream, self._take, self._lost = stream, take, lost
+        self._stream, self._take = stream, take
+        self._lost, self._restarted = lost, restarted
         self._name, self._takeover, self._after = name, takeover, after
         self.position = after if name is None else None
         self.name = self._next_name()
@@ -104,13 +109,17 @@ class RelinkReader(RelinkClient):
     def _next_name(self) -> str:
         """Return the name of the endpoint that delivers the records after number ``position``."""
         after = self._after if self.position is None else self.position
-        return subscribe_name(self._stream, after, seqs=True, name=self._name, takeover=self._takeover)
+        epoch = self.epoch if after and self._name is None else ""
+        return subscribe_name(self._stream, after, seqs=True, name=self._name, takeover=self._takeover, epoch=epoch)
 
     def _on_message(self, channel: int, number: int, parts: tuple[bytes, ...]) -> Any:
         if not parts or len(parts[0]) not in (0, SEQ_SIZE) or (not parts[0] and len(parts) < 2):
             raise RemoteProtocolError("seq-missing", f"message {number} does not begin with the number of its record")
         if not parts[0]:
-            self._set_start(*(int.from_bytes(part, "little") for part in parts[1:3]))
+            if len(parts) < 5:
+                raise RemoteProtocolError("start-incomplete", f"the first message has {len(parts)} parts, not 5")
+            start, rewinds, end = (int.from_bytes(part, "little") for part in parts[1:4])
+            self._set_start(start, rewinds, end, parts[4].decode("ascii", "replace"))
             return None
         seq = int.from_bytes(parts[0], "little")
         if self._name is not None and self.position is not None and seq <= self.position:
@@ -124,11 +133,18 @@ class RelinkReader(RelinkClient):
             Run.of(self._stream, [payload], source="", content_type=content_type, first_seq=seq)
         )
 
-    def _set_start(self, seq: int, rewinds: int | None = None) -> None:
+    def _set_start(self, seq: int, rewinds: int, end: int, epoch: str) -> None:
         """Record that the channel begins behind record *seq*; report a gap if reading had stopped before that record.
 
         :param rewinds: how often the named subscription was rewound
+        :param end: the last number of the stream
+        :param epoch: the epoch of these numbers
         """
+        other, self.epoch = self.epoch not in ("", epoch), epoch
+        if self.position and (other or (self._name is None and seq < self.position)):
+            known, restarted = self.position, self._restarted
+            self.position = None if self._name is not None else 0
+            tell_restarted(self._stream, known, end, None if restarted is None else lambda: restarted(end))
         if self._name is not None:
             rewound = rewinds != self._rewinds
             self._rewinds = rewinds
@@ -139,14 +155,6 @@ class RelinkReader(RelinkClient):
         before, self.position = self.position, seq
         if before is not None and seq > before:
             self._report_lost(before + 1, seq)
-        elif before is not None and seq < before:
-            log.warn(
-                "stream {stream!r} ends at record {seq}, before record {before} that was read already; "
-                "it may have been restored from a backup; continuing at its end",
-                stream=self._stream,
-                seq=seq,
-                before=before,
-            )
 
     def _report_lost(self, first: int, last: int) -> None:
         if self._lost is not None:

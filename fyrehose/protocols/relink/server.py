@@ -60,7 +60,9 @@ def first_anchor(broker: IBroker, place: EndpointName, position: int | None = No
     if position is not None:
         return [(int(place.seqs), position + 1)]
     oldest, last = broker.bounds(place.stream)
-    after = last if place.after is None else min(max(place.after, oldest - 1), last)
+    after = last if place.after is None else max(place.after, oldest - 1)
+    if after > last or place.epoch not in ("", broker.epoch):
+        after = oldest - 1  # the number is one of another journal
     return [(int(place.seqs), after + 1)]  # With ?seq, message 0 carries no record: it says where the channel begins.
 
 

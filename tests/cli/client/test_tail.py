@@ -32,9 +32,16 @@ class Tailer:
         self.missing = ""
 
     def subscribe(
-        self, stream: str | None, take: Any, after: int | None = None, lost: Any = None, **named: Any
+        self,
+        stream: str | None,
+        take: Any,
+        after: int | None = None,
+        lost: Any = None,
+        restarted: Any = None,
+        **named: Any,
     ) -> None:
         self.stream, self.take, self.after, self.lost, self.named = stream, take, after, lost, named
+        self.restarted = restarted
 
     def connect(self) -> Deferred[None]:
         return self.connecting
@@ -234,6 +241,13 @@ def test_refused_connections_are_an_error(follower: Follower) -> None:
 def test_lost_records_are_reported(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.tailer.lost(3, 7)
     assert capsys.readouterr().err == "fyrehose: records 3 to 7 are no longer kept\n"
+
+
+def test_restart_is_reported(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
+    follower.tailer.restarted(5)
+    said = capsys.readouterr().err
+    assert said.startswith("fyrehose: the numbers of stream 'notes' have begun again: the server has another journal")
+    assert "which ends at 5; reading it from its start" in said
 
 
 @pytest.mark.parametrize("since", [None, 0, 2])

@@ -30,6 +30,7 @@ from fyrehose.protocols.backbone.session import (
     ClientEvent,
     Dropped,
     Found,
+    JournalReplaced,
     PushConfirmed,
     PushTimedOut,
 )
@@ -502,3 +503,143 @@ def test_batch_of_delivers_is_one_run() -> None:
     [event] = bench.session.receive_datagrams(train, 12, SERVER, bench.now)
     assert isinstance(event, Run)
     assert (event.first_seq, len(event)) == (1, 64)
+
+
+# Another journal.
+
+
+class Backbone:
+    """A server that answers the KEEPALIVEs and REQUESTs of a client from its records 1 to *end*."""
+
+    def __init__(self, bench: Bench, end: int, oldest: int = 1, answers: bool = True) -> None:
+        self.bench, self.end, self.oldest, self.answers = bench, end, oldest, answers
+        self.data = b""  #: the data of each record that was not pushed; empty: its number
+        self.stored: dict[int, bytes] = {}
+        self.pushed: list[bytes] = []
+        self.events: list[ClientEvent] = []
+
+    def record(self, seq: int) -> Deliver:
+        return Deliver(seq=seq, data=self.stored.get(seq, self.data or b"new %d" % seq))
+
+    def run(self, seconds: float) -> None:
+        """Let that time pass in steps of 0.05 s."""
+        for _ in range(round(seconds / 0.05)):
+            self.events += self.bench.tick(0.05)
+            for frame, _ in self.bench.sent():
+                if isinstance(frame, KeepAlive):
+                    self.events += self.bench.receive(KeepAliveAck(token=frame.token))
+                elif isinstance(frame, Push):
+                    self.pushed.append(frame.data)
+                    self.end += 1
+                    self.stored[self.end] = frame.data
+                    self.events += self.bench.receive(self.record(self.end))
+                elif isinstance(frame, Request) and self.answers:
+                    found = range(max(self.oldest, frame.first), min(self.end, frame.last) + 1)
+                    self.events += self.bench.receive(*map(self.record, found))
+
+    @property
+    def restarts(self) -> list[JournalReplaced]:
+        return [event for event in self.events if isinstance(event, JournalReplaced)]
+
+
+def behind_twenty_records(**options: object) -> Bench:
+    """Return a client that has received records 1 to 20, and whose server was lost."""
+    bench = joined(**options)
+    bench.receive(*(Deliver(seq=seq, data=b"old %d" % seq) for seq in range(1, 21)))
+    assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
+    bench.sent()
+    return bench
+
+
+def test_client_is_told_of_another_journal_and_reads_it_from_its_start() -> None:
+    server = Backbone(behind_twenty_records(), end=5)
+    server.run(3.0)
+    assert server.restarts == []
+    server.end = 6
+    server.events += server.bench.receive(server.record(6))
+    server.run(3.0)
+    assert server.restarts == [JournalReplaced(end=6, highest=20)]
+    for seq in (7, 8):
+        server.end = seq
+        server.events += server.bench.receive(server.record(seq))
+    assert delivered(server.events) == [(seq, b"new %d" % seq) for seq in range(1, 9)]
+
+
+def test_first_records_of_an_empty_journal_are_a_restart_also_long_after_the_reconnection() -> None:
+    server = Backbone(behind_twenty_records(), end=0)
+    server.run(20.0)
+    assert server.restarts == []
+    for seq in (1, 2, 3):
+        server.end = seq
+        server.events += server.bench.receive(server.record(seq))
+    server.run(3.0)
+    assert [event.highest for event in server.restarts] == [20]
+    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3]
+
+
+def test_quick_restart_with_another_journal_is_noticed_although_no_keepalive_was_missed() -> None:
+    bench = joined()
+    server = Backbone(bench, end=20)
+    bench.receive(*(Deliver(seq=seq, data=b"old") for seq in range(1, 21)))
+    server.run(8.0)
+    server.end = 5
+    server.events += bench.receive(server.record(5))
+    server.run(3.0)
+    assert [event.highest for event in server.restarts] == [20]
+    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3, 4, 5]
+
+
+def test_client_that_begins_beyond_the_end_is_told_of_another_journal() -> None:
+    server = Backbone(joined(after=20), end=5)
+    server.run(1.0)
+    server.events += server.bench.receive(server.record(5))
+    server.run(3.0)
+    assert [event.highest for event in server.restarts] == [20]
+    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("end", "oldest"), [(20, 1), (25, 1), (20, 21), (25, 23)])
+def test_same_journal_is_no_restart(end: int, oldest: int) -> None:
+    server = Backbone(behind_twenty_records(), end=end, oldest=oldest)
+    server.run(12.0)
+    assert server.restarts == []
+
+
+def test_restored_backup_that_skips_numbers_is_no_restart() -> None:
+    """It answers with earlier records, and has lost the latest; but it sends no old number again."""
+    server = Backbone(behind_twenty_records(), end=10)
+    server.run(5.0)
+    server.events += server.bench.receive(Deliver(seq=5_000, data=b"first behind the skipped numbers"))
+    server.run(12.0)
+    assert server.restarts == []
+    assert [seq for seq, _ in delivered(server.events)] == [5_000]
+
+
+def test_follower_that_only_delivers_older_records_is_no_restart() -> None:
+    """A follower that lags does not answer REQUESTs that end beyond its end; it delivers what it copies."""
+    server = Backbone(behind_twenty_records(), end=20, answers=False)
+    for seq in range(10, 20):
+        server.run(0.3)
+        server.events += server.bench.receive(server.record(seq))
+    assert server.restarts == []
+
+
+def test_push_to_another_journal_is_sent_once_and_confirmed() -> None:
+    server = Backbone(behind_twenty_records(timeout=4.0, retries=2), end=0)
+    server.run(5.0)
+    server.bench.session.push(b"mine", "mine")
+    server.run(6.0)
+    assert server.pushed == [b"mine"]
+    assert PushConfirmed(handle="mine", seq=1) in server.events
+    assert [event.highest for event in server.restarts] == [20]
+
+
+def test_record_of_another_publisher_does_not_confirm_a_push_that_followed_it() -> None:
+    server = Backbone(behind_twenty_records(timeout=4.0), end=3)
+    server.data = b"same"
+    server.run(0.1)
+    server.events += server.bench.receive(server.record(3))
+    server.bench.session.push(b"same", "mine")
+    server.run(6.0)
+    confirmed = [event.seq for event in server.events if isinstance(event, PushConfirmed)]
+    assert confirmed == [4]

@@ -42,7 +42,7 @@ class Bus:
             options=EventBusOptions(**options),
             on_events=lambda events: self.reported.extend(event.sequence for event in events),
             on_lost=lambda first, last: self.reported.append((first, last)),
-            on_restart=lambda: self.reported.append("restart"),
+            on_restarted=lambda end: self.reported.append(("restarted", end)),
             on_state=lambda alive: self.reported.append(alive),
             now=lambda: 1_714_558_830_123_000,
             producer="tests",
@@ -325,7 +325,7 @@ def test_callbacks_report_lost_restarted_and_ignored(make_bus: Any) -> None:
     bus.snapshot.get([b"SYNC", *broadcast(3)], [b"SYNCEND", b"", b"5"])
     assert bus.reported == [True, (1, 2), 3, (4, 4), 5]
     bus.publisher.get([b"nonsense"], broadcast(2))
-    assert bus.reported[-1] == "restart"
+    assert bus.reported[-1] == ("restarted", 2)
     assert bus.client.ignored == {"wrong-frame-count": 1}
 
 

@@ -362,7 +362,7 @@ class TestAnotherJournal:
     def test_broadcast_that_repeats_the_last_number_means_another_journal(self) -> None:
         one = ready(after=0)
         events = one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(2)], 1)
-        assert events == [Events(events=events[0].events), Restarted()]
+        assert events == [Events(events=events[0].events), Restarted(end=2)]
         assert sequences(events) == [1, 2]
         assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
@@ -370,7 +370,7 @@ class TestAnotherJournal:
     def test_events_of_the_old_journal_are_forgotten_after_a_restart(self, subtrees: tuple[str, ...]) -> None:
         one = ready(after=0, subtrees=subtrees)
         one.receive_broadcasts([broadcast(1), broadcast(3), broadcast(7)], 1)
-        assert one.receive_broadcasts([broadcast(2)], 2) == [Restarted()]
+        assert one.receive_broadcasts([broadcast(2)], 2) == [Restarted(end=2)]
         answer = [sync(1), sync(2), sync(3), sync(4), end(4, b";".join(map(str.encode, subtrees)))]
         events = one.receive_syncs(answer, 3)
         assert sequences(events) == [1, 2, 3, 4]
@@ -385,7 +385,7 @@ class TestAnotherJournal:
         one.receive_syncs([end(3)], 3)
         requests(one)
         events = one.receive_broadcasts([broadcast(1)], 4)
-        assert events == [Restarted()]
+        assert events == [Restarted(end=1)]
         assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
 
@@ -396,20 +396,20 @@ class TestAnotherJournal:
         one.tick(100)
         one.receive_syncs([end(2)], 100)
         requests(one)
-        assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted()], (
+        assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted(end=1)], (
             "the broadcast may have waited in the socket"
         )
         one = session(after=5)
         one.connected(0)
         requests(one)
         one.receive_syncs([end(5)], 0)
-        assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted()]
+        assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted(end=2)]
 
     def test_answer_that_ends_before_the_position_is_a_restart(self) -> None:
         one = session(after=5)
         one.connected(0)
         assert requests(one) == [(ServerPort.SNAPSHOT, 5)]
-        assert one.receive_syncs([end(3)], 0) == [Restarted()]
+        assert one.receive_syncs([end(3)], 0) == [Restarted(end=3)]
         assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
         assert sequences(one.receive_syncs([sync(1), sync(2), sync(3), end(3)], 1)) == [1, 2, 3]
 
@@ -417,7 +417,7 @@ class TestAnotherJournal:
         one = session()
         one.connected(0)
         assert requests(one) == [(ServerPort.SNAPSHOT, (1 << 48) - 1)]
-        assert Restarted() not in one.receive_syncs([end(3)], 0)
+        assert Restarted(end=3) not in one.receive_syncs([end(3)], 0)
 
 
 class TestPublishing:

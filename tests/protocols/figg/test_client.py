@@ -236,11 +236,31 @@ def test_unsolicited_attached_does_not_start_a_subscription() -> None:
     assert bench.got == [(1, b"a")]
 
 
-def test_subscription_follows_the_server_to_a_lower_offset() -> None:
-    bench = connected()
-    bench.client.subscribe("t", bench.take, after=100)
-    bench.say(Attached(topic="t", offset=5), data(6, b"a new history"))
-    assert bench.got == [(6, b"a new history")]
+def test_subscription_beyond_the_end_is_told_of_a_restart_and_reads_the_topic_from_its_start() -> None:
+    bench, restarted = connected(), list[int]()
+    bench.client.subscribe("t", bench.take, after=20, restarted=restarted.append)
+    assert bench.said() == [Attach(topic="t", offset=20)]
+    bench.say(Attached(topic="t", offset=0), data(1, b"a new history"))
+    assert bench.said() == [Attach(topic="t", offset=None)], "to learn where the topic ends"
+    assert (bench.got, restarted) == ([], [])
+    bench.say(Attached(topic="t", offset=5))
+    assert bench.said() == [Attach(topic="t", offset=0)]
+    assert restarted == [5]
+    bench.say(Attached(topic="t", offset=0), data(1, b"a new history"))
+    assert bench.got == [(1, b"a new history")]
+
+
+def test_restart_is_told_although_the_connection_is_lost_while_the_client_asks_for_the_end() -> None:
+    bench, restarted = connected(), list[int]()
+    bench.client.subscribe("t", bench.take, after=20, restarted=restarted.append)
+    bench.say(Attached(topic="t", offset=0))
+    bench.cut()
+    bench.clock.advance(1)
+    bench.accept()
+    assert bench.said() == [Attach(topic="t", offset=None)]
+    bench.say(Attached(topic="t", offset=5))
+    assert restarted == [5]
+    assert bench.said() == [Attach(topic="t", offset=0)]
 
 
 def test_exception_in_a_callback_is_logged_and_other_subscriptions_continue(logged_errors: Any) -> None:

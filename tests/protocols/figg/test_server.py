@@ -377,12 +377,15 @@ class TestAttach:
         assert [event.number for event in peer.hear()[1:]] == [2, 3, 4]
 
     @pytest.mark.parametrize("offset", [4, 1 << 32, (1 << 64) - 1])
-    def test_threat_attach_at_a_future_offset_starts_at_the_end(self, offset: int) -> None:
+    def test_threat_attach_at_a_future_offset_starts_at_the_oldest_message(self, offset: int) -> None:
+        """The offset is one of another journal, and every message of this one is new to the client."""
         server = make()
         server.connect().say(*(publish(i) for i in range(1, 4)))
         peer = server.connect()
         peer.say(Attach(topic="t", offset=offset))
-        assert peer.hear() == [Attached(topic="t", offset=3)]
+        attached, *messages = peer.hear()
+        assert attached == Attached(topic="t", offset=0)
+        assert [event.number for event in messages] == [1, 2, 3]
 
     def test_threat_attach_at_an_expired_offset_starts_at_the_oldest_message(self) -> None:
         server = make()

@@ -43,8 +43,14 @@ class Bench:
         self.tailer = HttpTailer(self.clock, self.endpoint, "h:1")  # type: ignore[arg-type]
         self.runs: list[Run] = []
         self.lost: list[tuple[Any, ...]] = []
+        self.restarted: list[tuple[Any, ...]] = []
         self.tailer.subscribe(
-            stream, take or self.runs.append, after, lambda *numbers: self.lost.append(numbers), **named
+            stream,
+            take or self.runs.append,
+            after,
+            lambda *numbers: self.lost.append(numbers),
+            lambda *end: self.restarted.append(end),
+            **named,
         )
         self.results: list[Any] = []
         self.tailer.connect().addBoth(self.results.append)
@@ -449,3 +455,73 @@ def test_records_of_a_pattern_are_delivered_once_unless_its_subscription_is_rewo
         ("logs.a", 5),
         ("logs.b", 9),
     ]
+
+
+def test_restart_is_told_and_records_with_lower_numbers_are_passed_on() -> None:
+    bench = Bench(after=0)
+    bench.answer(OK + b"Fyrehose-Epoch: e1\r\n", *(event(numbered(seq, b"old")) for seq in range(1, 21)))
+    bench.lose()
+    assert bench.request == "GET /streams/a%2Fb/live?from=21&epoch=e1 HTTP/1.1"
+    bench.runs.clear()
+    restarted = b'event: restarted\nid: e2:0\ndata: {"end": 5, "epoch": "e2"}\n\n'
+    bench.answer(OK + b"Fyrehose-Epoch: e2\r\n", restarted + event(numbered(1, b"1", b"2", b"3", b"4", b"5")))
+    bench.send(event(numbered(6, b"6", b"7", b"8")))
+    assert bench.restarted == [(5,)]
+    assert [record.seq for run in bench.runs for record in run.records()] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert bench.lost == []
+    bench.lose()
+    assert bench.request == "GET /streams/a%2Fb/live?from=9&epoch=e2 HTTP/1.1"
+
+
+def test_epoch_is_kept_until_the_restart_was_told() -> None:
+    """If the connection is lost before the event arrives, the next request is told of it again."""
+    bench = Bench(after=0)
+    bench.answer(OK + b"Fyrehose-Epoch: e1\r\n", event(numbered(1, b"a")))
+    bench.lose()
+    bench.answer(OK + b"Fyrehose-Epoch: e2\r\n")
+    bench.lose()
+    assert bench.request == "GET /streams/a%2Fb/live?from=2&epoch=e1 HTTP/1.1"
+
+
+def test_named_subscription_in_another_journal_is_read_from_the_position_there() -> None:
+    runs: list[Run] = []
+
+    def take(run: Run) -> Deferred[None]:
+        runs.append(run)
+        return Deferred()  # it is not consumed yet, and so it is not acknowledged
+
+    bench = Bench(after=0, take=take, name="s")
+    head = OK + b"Fyrehose-Generation: 1\r\nFyrehose-Last: %d\r\nFyrehose-Epoch: e%d\r\n"
+    bench.answer(head % (9, 1), event(numbered(8, b"old", b"old")))
+    bench.lose()
+    bench.answer(head % (2, 2), event(numbered(1, b"1", b"2")))
+    assert bench.restarted == [(2,)]
+    assert [run.first_seq for run in runs] == [8, 1]
+
+
+def listing(epoch: str, last: int) -> bytes:
+    body = json.dumps({"matching": 1, "page": 0, "streams": [{"name": "a/b", "first": 1, "last": last}]}).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nFyrehose-Epoch: %b\r\nContent-Length: %d\r\n"
+    return head % (epoch.encode(), len(body)) + b"%b\r\n" + body
+
+
+@pytest.mark.parametrize(("epoch", "last"), [("e1", 5), ("e2", 5), ("e2", 30)])
+def test_pattern_is_told_which_streams_have_begun_again(epoch: str, last: int) -> None:
+    bench = Bench(stream="a/*")
+    bench.say(listing("e1", 20) % b"")
+    bench.answer(OK, event(numbered(21, b"old")))
+    bench.lose()
+    bench.say(listing(epoch, last) % b"")
+    assert bench.restarted == [(last, "a/b")]
+    assert bench.lost == [(1, last, "a/b")]
+    bench.answer(OK, event(numbered(last + 1, b"new")))
+    assert [run.first_seq for run in bench.runs] == [21, last + 1]
+
+
+def test_list_of_a_follower_that_lags_is_no_restart() -> None:
+    bench = Bench(stream="a/*")
+    bench.say(listing("e1", 20) % b"")
+    bench.answer(OK)
+    bench.lose()
+    bench.say(listing("e1", 5) % b"Fyrehose-Age: 0.100\r\n")
+    assert (bench.restarted, bench.lost) == ([], [])

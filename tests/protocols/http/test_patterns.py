@@ -69,7 +69,7 @@ def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
     listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.0, "newest_age": 4.0}
     assert world.ask("GET /streams?match=logs.*&limit=1&page=1").answer() == (
         200,
-        {"matching": 2, "page": 1, "streams": [listed]},
+        {"matching": 2, "page": 1, "epoch": "", "streams": [listed]},
     )
 
 

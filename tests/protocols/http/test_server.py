@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
 from fyrehose.records import Run
+from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import ClientSide, MemoryJournal
 
 Lines = list[dict[str, Any]]
@@ -105,9 +107,11 @@ def make() -> Make:
         policy: Any = None,
         limits: PeerLimits | None = None,
         rules: StreamRules = UNLIMITED,
+        epoch: str = "",
+        role: ServerRole = ServerRole.ALONE,
         **settings: Any,
     ) -> Server:
-        journal, clock = MemoryJournal(auto=auto), Clock()
+        journal, clock = MemoryJournal(auto=auto, epoch=epoch, cluster=Standing(role)), Clock()
         guard = Guard() if policy is None else Guard(parse({"allow": policy}))
         broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits(), rules=rules)
         broker.open()
@@ -895,3 +899,78 @@ def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
     server.journal.commit()
     assert peer.answer().status == 204
     assert peer.transport.disconnecting
+
+
+# Positions of another journal.
+
+
+def told(heard: bytes) -> list[tuple[str, str]]:
+    """Return the type and the id of each server-sent event in *heard*."""
+    found = []
+    for event in heard.partition(b"\r\n\r\n")[2].decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in event.split("\n") if re.match(r"[a-z]+: ", line))
+        if "data" in fields:
+            found.append((fields.get("event", "message"), fields.get("id", "")))
+    return found
+
+
+@pytest.mark.parametrize("words", [("?from=21",), ("?from=21&epoch=e1",), ("", "Last-Event-ID: 20")])
+def test_follower_beyond_the_end_is_told_of_a_restart_and_gets_the_stream_from_its_start(
+    make: Make, words: tuple[str, ...]
+) -> None:
+    server = make(epoch="e1")
+    server.publish(*(b"new%d" % number for number in range(5)))
+    peer = server.connect()
+    peer.say(f"GET /streams/s/live{words[0]}", *words[1:])
+    heard = peer.hear()
+    server.publish(b"late")
+    assert b"Fyrehose-Epoch: e1\r\n" in heard
+    assert b'data: {"end": 5, "epoch": "e1"}\n\n' in heard
+    assert told(heard) == [("restarted", "e1:0"), *(("message", f"e1:{number}") for number in range(1, 6))]
+    assert b"id: e1:6\n" in peer.hear()
+    assert server.count("restarted") == 1
+
+
+@pytest.mark.parametrize("words", [("?from=3&epoch=e0",), ("", "Last-Event-ID: e0:2"), ("?from=1&epoch=e0",)])
+def test_number_of_another_epoch_is_a_restart_although_the_stream_has_that_number(
+    make: Make, words: tuple[str, ...]
+) -> None:
+    server = make(epoch="e1")
+    server.publish(b"1")
+    server.publish(b"2", b"3")
+    server.journal.forget("s", 2)
+    peer = server.connect()
+    peer.say(f"GET /streams/s/live{words[0]}", *words[1:])
+    expected = [("restarted", "e1:0"), ("gap", "e1:1"), ("message", "e1:2"), ("message", "e1:3")]
+    assert told(peer.hear()) == expected
+
+
+@pytest.mark.parametrize("words", [("?from=3&epoch=e1",), ("", "Last-Event-ID: e1:2"), ("?from=3",), ("?from=4",)])
+def test_number_of_the_same_epoch_within_the_stream_is_no_restart(make: Make, words: tuple[str, ...]) -> None:
+    server = make(epoch="e1")
+    server.publish(b"1", b"2", b"3")
+    peer = server.connect()
+    peer.say(f"GET /streams/s/live{words[0]}", *words[1:])
+    assert "restarted" not in [kind for kind, _ in told(peer.hear())]
+
+
+def test_position_beyond_the_end_of_a_follower_of_a_cluster_is_no_restart(make: Make) -> None:
+    server = make(epoch="e1", role=ServerRole.FOLLOWER)
+    peer = server.connect()
+    peer.say("GET /streams/s/live?from=21&epoch=e1")
+    assert told(peer.hear()) == []
+
+
+@pytest.mark.parametrize("text", ["e1:", ":x", "e1:-1", "1:2:x"])
+def test_invalid_last_event_id_is_refused(server: Server, text: str) -> None:
+    answer = server.connect().ask("GET /streams/s/live", f"Last-Event-ID: {text}")
+    assert answer.status == 400
+    assert "invalid Last-Event-ID" in answer.json["error"]
+
+
+def test_answers_name_the_epoch_of_their_numbers(make: Make) -> None:
+    server = make(epoch="e1")
+    server.publish(b"1")
+    peer = server.connect()
+    assert peer.ask("GET /streams/s").headers["fyrehose-epoch"] == "e1"
+    assert peer.ask("GET /streams").json["epoch"] == "e1"

@@ -27,7 +27,7 @@ def bodies(peer: Any) -> list[bytes]:
 def test_anchors_map_channel_numbers_to_stream_numbers(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1", b"2", b"3")
-    for after, first in ((None, 4), (0, 1), (2, 3), (3, 4), (99, 4)):
+    for after, first in ((None, 4), (0, 1), (2, 3), (3, 4), (99, 1)):
         assert first_anchor(server.broker, EndpointName(stream="s", subscribe=True, after=after)) == [(0, first)]
     assert first_anchor(server.broker, EndpointName(stream="s", subscribe=False)) == []
     assert [stream_seq([(0, 5), (3, 20)], seq) for seq in (0, 2, 3, 4)] == [5, 7, 20, 21]
@@ -300,7 +300,7 @@ def test_seq_option_adds_record_numbers(make_server: Any, restarted: bool) -> No
     for i in range(1, 7):
         server.publish("s", b"%d" % i)
     peer = server.linked("subscribe:s@2?seq")
-    assert got(peer) == [(0, (b"", number(2))), (1, (number(3), b"3"))]
+    assert got(peer) == [(0, start(2, end=6)), (1, (number(3), b"3"))]
     peer.leave()
     if restarted:
         server.restart()
@@ -317,25 +317,29 @@ def test_seq_option_adds_record_numbers(make_server: Any, restarted: bool) -> No
     assert got(third) == [(4, (number(6), b"6"))]
 
 
+def start(seq: int, end: int) -> tuple[bytes, ...]:
+    """Return the first message of a channel that begins behind record *seq* of a stream that ends at *end*."""
+    return b"", number(seq), number(0), number(end), b""
+
+
 def test_start_position_is_sent_again_if_it_was_lost(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1")
     peer = server.linked("subscribe:s?seq")
-    (beginning,) = got(peer)
+    assert got(peer) == [(0, start(1, end=1))]
     peer.leave()
     peer.link.receiving.clear()  # Pretend that nothing has arrived.
     server.publish("s", b"2")
     again = server.linked(old=peer.link)
-    assert got(again) == [beginning, (1, (number(2), b"2"))] == [(0, (b"", number(1))), (1, (number(2), b"2"))]
+    assert got(again) == [(0, start(1, end=2)), (1, (number(2), b"2"))]
 
 
-def test_position_beyond_the_end_begins_at_the_end(make_server: Any) -> None:
+@pytest.mark.parametrize("place", ["@1000?seq", "@1?seq&epoch=older"])
+def test_position_of_another_journal_begins_with_the_oldest_record(make_server: Any, place: str) -> None:
     server = make_server()
     server.publish("s", b"1", b"2")
-    peer = server.linked("subscribe:s@1000?seq")
-    server.publish("s", b"3")
-    peer.talk()
-    assert got(peer) == [(0, (b"", number(2))), (1, (number(3), b"3"))]
+    peer = server.linked(f"subscribe:s{place}")
+    assert got(peer) == [(0, start(0, end=2)), (1, (number(1), b"1")), (2, (number(2), b"2"))]
 
 
 @pytest.mark.parametrize(("size", "count"), [(100, 20_000), (1 << 20, 3), (4 << 20, 2)])

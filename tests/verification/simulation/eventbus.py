@@ -221,7 +221,7 @@ class Client:
             on_events=self._events,
             on_late=partial(self._events, late=True),
             on_lost=self._lost,
-            on_restart=self._restarted,
+            on_restarted=self._restarted,
             producer=self.name,
             random=Random(world.random.random()),
             now=world.now,
@@ -231,7 +231,7 @@ class Client:
             connected = self.client.connect()
         connected.addCallbacks(lambda _: setattr(self, "ready", True), lambda failure: None)
 
-    def _restarted(self) -> None:
+    def _restarted(self, end: int) -> None:
         """Handle that a server has fewer events than the client: it may be behind, and sends them again."""
         if len(self.side.server.names) == 1:
             self.side.history.wrong(f"{self.name} is told of another journal")
