@@ -1,6 +1,8 @@
 """Print the oldest version of each package that setup.cfg allows, as constraints for pip: ``make oldest``.
 
 Twisted[tls] >= 26.4  ->  twisted==26.4
+
+The extras with which Fyrehose is developed are left out: only we install them, in their newest versions.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+#: Extras for the development of Fyrehose.
+OF_DEVELOPMENT = ("docs", "test", "release", "fuzz")
 SETUP = Path(__file__).parents[1] / "setup.cfg"
 
 
@@ -21,7 +25,8 @@ def constraints(text: str) -> dict[str, str]:
     """
     read = ConfigParser()
     read.read_string(text)
-    lines = [read["options"]["install_requires"], *read["options.extras_require"].values()]
+    extras = read["options.extras_require"]
+    lines = [read["options"]["install_requires"], *(extras[name] for name in extras if name not in OF_DEVELOPMENT)]
     found: dict[str, str] = {}
     for line in "\n".join(lines).splitlines():
         if not line or line.startswith(("#", "fyrehose[")):
