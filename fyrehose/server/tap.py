@@ -279,7 +279,9 @@ class ServerProcess(Service):
         self._reread = (lambda: config) if reread is None else reread
         self._counters, self._stalls = Counters(), Stalls()
         self.manager = ServiceManager.from_environment(reactor, os.environ)
-        self.watchdog = Watchdog(reactor, self._stalls, self.manager)
+        self.watchdog = Watchdog(
+            reactor, self._stalls, self.manager, write_age=lambda: self.stack.journal.meters.write_age
+        )
         self._ended = False
         self._serving = False
         self._reopening = False

@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from fyrehose.broker.fanout import subscriber_of
 from fyrehose.interfaces import ISink
 from fyrehose.net.tcp import SessionProtocol
-from fyrehose.observe.meters import Stalls
+from fyrehose.observe.meters import LONGEST_WRITE, Stalls
 
 if TYPE_CHECKING:
     from fyrehose.server.notify import ServiceManager
@@ -73,6 +73,8 @@ class Watchdog:
 
     :ivar seconds: the monotonic clock
     :ivar look_s: how often the thread looks, in seconds
+    :ivar write_age: returns for how many seconds the writer thread of the journal has waited for the disk; the journal
+        logs that itself
     """
 
     clock: IReactorTime
@@ -80,6 +82,7 @@ class Watchdog:
     manager: ServiceManager
     seconds: Callable[[], float] = time.monotonic
     look_s: float = LOOK
+    write_age: Callable[[], float] = attrs.field(default=lambda: 0.0, kw_only=True)
     _watched: Watched = attrs.field(init=False)
     _thread: threading.Thread | None = attrs.field(default=None, init=False)
     _stopping: threading.Event = attrs.field(factory=threading.Event, init=False)
@@ -89,6 +92,7 @@ class Watchdog:
     _beat_at: float = attrs.field(default=0.0, init=False)
     _cpu_at_beat: float = attrs.field(default=0.0, init=False)
     _ran_at_beat: float = attrs.field(default=0.0, init=False)
+    _disk_hangs: bool = attrs.field(default=False, init=False)
     # Written by the thread only:
     _ran: float = attrs.field(default=0.0, init=False)  #: how long the process had run at the last look, in seconds
     _looked_at: float = attrs.field(default=0.0, init=False)
@@ -139,7 +143,17 @@ class Watchdog:
                 "overloaded",
                 seconds=late,
             )
+        self._look_at_writer()
         self._note_beat()
+
+    def _look_at_writer(self) -> None:
+        """Tell the service manager when the disk stops to end writes, and when it ends them again."""
+        hangs = self.write_age() >= LONGEST_WRITE
+        if hangs and not self._disk_hangs:
+            self.manager.stalled(f"the disk has not ended a write for {LONGEST_WRITE:g} s: nothing is acknowledged")
+        elif self._disk_hangs and not hangs:
+            self.manager.recovered()
+        self._disk_hangs = hangs
 
     def _note_beat(self) -> None:
         self._beat_at, self._cpu_at_beat = self.seconds(), self._watched.cpu()

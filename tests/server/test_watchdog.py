@@ -31,12 +31,13 @@ class Machine:
     clock: Clock = attrs.field(factory=Clock)
     now: float = 100.0
     cpu: float = 7.0
+    write_age: float = 0.0
     statuses: list[str] = attrs.field(factory=list)
     frame: FrameType | None = None
     dog: Watchdog = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dog = Watchdog(self.clock, Stalls(), self, lambda: self.now)
+        self.dog = Watchdog(self.clock, Stalls(), self, lambda: self.now, write_age=lambda: self.write_age)
         self.dog.start(Watched(lambda: self.cpu, lambda: self.frame), run=False)
 
     def stalled(self, status: str) -> None:
@@ -78,6 +79,19 @@ def test_busy_reactor_with_short_turns_is_not_stalled(machine: Machine, log_line
         machine.run(1.5, reactor=False, cpu=1.0)
         machine.turn_ends()
     assert (machine.stalls, machine.statuses, log_lines) == ((0, 0.0), [], [])
+
+
+def test_service_manager_shows_that_the_disk_does_not_answer_until_it_does(machine: Machine) -> None:
+    machine.write_age = 1.9
+    machine.run(5)
+    assert machine.statuses == []
+    machine.write_age = 12.0
+    machine.run(5)
+    said = ["the disk has not ended a write for 2 s: nothing is acknowledged"]
+    assert (machine.statuses, machine.stalls) == (said, (0, 0.0)), "the reactor runs"
+    machine.write_age = 0.0
+    machine.run(5)
+    assert machine.statuses == [*said, "recovered"]
 
 
 def test_long_turn_is_logged_while_it_lasts_and_counted_when_it_has_ended(
