@@ -56,6 +56,7 @@ REFUSALS = (
     "message-too-large",
     "operation-not-transactional",
     "operation-on-unreceived",
+    "report-behind",
     "result-not-transactional",
     "result-unasked",
     "results-unconfirmed",
