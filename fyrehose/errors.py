@@ -43,6 +43,7 @@
     │   ├── JournalGap               numbers of a stream are missing from the journal for good
     │   ├── JournalUnreachable       the journal or the lake is not available at present: try again later
     │   ├── JournalFull              the disk has no room to open the journal for writing
+    │   ├── JournalEndUnknown        nothing vouches for the end of a copied journal: records may be missing behind it
     │   └── JournalFailed            a sync failed, so later data may not be durable
     ├── WrongThread                a method was called in another thread than the reactor's
     ├── ExpectationFailed          a row of a typed table does not meet a mandatory expectation
