@@ -36,7 +36,6 @@ def test_peer_exchanges_bytes_with_the_protocol_and_leaves() -> None:
 def test_transport_records_how_it_was_closed() -> None:
     transport = Transport()
     transport.setTcpNoDelay(True)
-    transport.setTcpKeepAlive(True)
     assert transport.reads
     transport.pauseProducing()
     assert not transport.reads
