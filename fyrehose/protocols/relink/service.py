@@ -57,6 +57,7 @@ REFUSALS = (
     "operation-not-transactional",
     "operation-on-unreceived",
     "report-behind",
+    "report-behind",
     "result-not-transactional",
     "result-unasked",
     "results-unconfirmed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Protocol
@@ -84,7 +85,8 @@ def copied(server: Any) -> MemoryJournal:
     broker = Broker(server.clock, journal, Sequencer())
     broker.open()
     for stream in (".relink/x", "s"):
-        broker.publish(list(server.journal.read(stream, 1, 1 << 30)))
+        for run in server.journal.read(stream, 1, 1 << 30):
+            broker.publish([attrs.evolve(run, first_seq=0, time=0)])
     return journal
 
 
