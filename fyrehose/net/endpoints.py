@@ -81,14 +81,16 @@ def _flaw_of_interface(interface: str) -> str:
 
 @implementer(IConnected, IReloading)
 class TCPService(Service):
-    """A service that listens on an endpoint while it runs.
+    """A service that listens on an endpoint while it runs; its name in the log is ``PROTOCOL (ENDPOINT)``.
 
+    :param protocol: the name of the protocol, or any other name
     :param factory: builds the protocols of connections; a TLSFactory around it listens if its settings have a
         certificate
     :raises ConfigError: the endpoint string or the options of TLS are invalid
     """
 
     def __init__(self, reactor: Any, protocol: str, endpoint: str, factory: SessionFactory) -> None:
+        self.name = f"{protocol} ({endpoint})"
         self.factory = factory
         settings = factory.settings
         self._outer: TLSFactory | None = None

@@ -40,10 +40,10 @@ log = Logger()
 class Fyrehose(MultiService):
     """A server as a Twisted service: a journal, a broker, and the listeners as child services.
 
-    The Deferred of ``startService`` fires when every child has started.  It fails with the error of the first child
-    that could not start, after everything is stopped again.  The Deferred of ``stopService`` fires when the journal is
-    closed.  A child that is added later is started at once.  :meth:`when_open` tells other parts of a program when the
-    server accepts connections.
+    The Deferred of ``startService`` fires when every child has started.  If one cannot start, everything is stopped
+    again, and the Deferred fails with the child's error; a service with a parent logs the error instead.  The
+    Deferred of ``stopService`` fires when the journal is closed.  A child that is added later is started at once.
+    :meth:`when_open` tells other parts of a program when the server accepts connections.
 
     :ivar broker: the broker to pass to ``make_service`` of a protocol plugin
     :param policy: the access policy; without one, only clients on this machine have access
@@ -101,10 +101,15 @@ class Fyrehose(MultiService):
         return self._waiting[-1]
 
     def startService(self) -> Deferred[None]:
-        """Open the journal, then start the children in the order in which they were added."""
+        """Open the journal, then start the children in the order in which they were added.
+
+        A parent, such as the application of twistd, would drop the Deferred, and a failure with it.  So with a parent,
+        a failure is logged, and the Deferred fires with None all the same; see :meth:`when_open`.
+        """
         Service.startService(self)
         self._settled, self._start_error = Deferred(), None
-        return Deferred.fromCoroutine(self._start())
+        started: Deferred[None] = Deferred.fromCoroutine(self._start())
+        return started if self.parent is None else started.addErrback(_failed_to_start)
 
     def stopService(self) -> Deferred[None]:
         """Stop all children at once, then close the journal.  A start in progress finishes first.
@@ -269,6 +274,13 @@ class Fyrehose(MultiService):
 
     def _give_up(self, reason: Exception) -> None:
         self.stopService().addErrback(lambda failure: log.failure("the server did not stop in good order", failure))
+
+
+def _failed_to_start(failure: Failure) -> None:
+    if isinstance(failure.value, FyrehoseError):
+        log.critical("cannot start: {error}", error=str(failure.value))
+    else:
+        log.failure("cannot start, because of an unexpected error; please report this bug", failure)
 
 
 def _failed_to_stop(failure: Failure, service: Any) -> None:

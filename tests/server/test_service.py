@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
-from twisted.application.service import Service
+from twisted.application.service import MultiService, Service
 from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import LogLevel, formatEvent
 from zope.interface import implementer
 
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, JournalLocked
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.net import TCPService
+from fyrehose.protocols.figg import FiggFactory
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
 from fyrehose.standing import Standing
@@ -357,6 +362,52 @@ def test_a_failed_start_leaves_no_unhandled_failure() -> None:
     server.service.startService().addErrback(failures.append)
     assert failures[0].check(ConfigError)
     assert server.service.stopService().called
+
+
+@pytest.mark.parametrize("parent_first", [True, False], ids=["parent starts it", "added to a running parent"])
+def test_failed_start_below_a_parent_is_logged_once_and_fails_when_open(
+    server: Server, logged_errors: Any, parent_first: bool
+) -> None:
+    parent = MultiService()
+    if parent_first:
+        server.service.setServiceParent(parent)
+    parent.startService()
+    if not parent_first:
+        server.service.setServiceParent(parent)
+    opened = results(server.service.when_open())
+    server.journal.opening.errback(JournalLocked("another process has the journal open"))
+    gc.collect()
+    (event,) = logged_errors.take()
+    assert event["log_level"] is LogLevel.critical
+    assert formatEvent(event) == "cannot start: another process has the journal open"
+    assert [str(error) for error in opened] == ["another process has the journal open"]
+    assert parent.stopService().called
+
+
+def test_failed_start_below_a_parent_by_a_bug_is_logged_with_its_traceback(server: Server, logged_errors: Any) -> None:
+    parent = MultiService()
+    server.service.setServiceParent(parent)
+    parent.startService()
+    server.journal.opening.errback(KeyError("bug"))
+    (event,) = logged_errors.take()
+    assert formatEvent(event) == "cannot start, because of an unexpected error; please report this bug"
+    assert event["log_failure"].check(KeyError)
+
+
+def test_listener_that_cannot_listen_is_logged_by_its_protocol_and_endpoint(logged_errors: Any) -> None:
+    class Taken(MemoryReactorClock):
+        def listenTCP(self, port: int, *args: Any, **more: Any) -> Any:
+            raise CannotListenError("127.0.0.1", port, OSError(98, "Address already in use"))
+
+    parent, reactor = MultiService(), Taken()
+    fyrehose = Fyrehose(reactor, MemoryJournal())
+    endpoint = "tcp:8119:interface=127.0.0.1"
+    TCPService(reactor, "figg", endpoint, FiggFactory(fyrehose.broker, reactor=reactor)).setServiceParent(fyrehose)
+    fyrehose.setServiceParent(parent)
+    parent.startService()
+    (event,) = logged_errors.take()
+    where = f"figg ({endpoint}) cannot listen: 127.0.0.1 port 8119"
+    assert formatEvent(event) == f"cannot start: {where}: Address already in use{taken(8119)}"
 
 
 def results(opened: Deferred[None]) -> list[Any]:

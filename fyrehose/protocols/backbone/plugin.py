@@ -110,7 +110,9 @@ class BackbonePlugin:
         host, number = parse_endpoint(endpoint)
         protocol = BackboneProtocol(broker, settings, reactor)
         port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)
-        return BackboneService(port, protocol)
+        service = BackboneService(port, protocol)
+        service.name = f"{PROTOCOL} ({endpoint})"
+        return service
 
     def publisher(
         self,

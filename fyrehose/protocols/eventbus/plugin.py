@@ -67,7 +67,9 @@ class EventBusPlugin:
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.service import EventBusService
 
-        return EventBusService(reactor, broker, host, port, settings)
+        service = EventBusService(reactor, broker, host, port, settings)
+        service.name = f"{PROTOCOL} ({endpoint})"
+        return service
 
     def publisher(
         self,
