@@ -134,7 +134,7 @@ LAYERS = (
     ("kernels",),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
-        *("ndjson", "toml_files", "observe", "client_tls"),
+        *("ndjson", "toml_files", "observe", "client_tls", "periodic"),
     ),
     ("journal", "broker", "subscriptions"),
     ("net",),

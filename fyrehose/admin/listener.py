@@ -32,6 +32,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from fyrehose import errors
 from fyrehose.admin import metrics
@@ -346,7 +347,13 @@ class AdminProtocol(WebProtocol):
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
 
-        return sampler.watch(send_sample)
+        def send_or_end(sample: Sample) -> None:
+            try:
+                send_sample(sample)
+            except Exception:  # without this, the page would wait for samples for ever
+                self.failed(Failure())
+
+        return sampler.watch(send_or_end)
 
     def _tail(self, request: RequestHead, stream: str) -> Callable[[], None]:
         tail = StreamTail(self.admin.broker, stream)
@@ -369,7 +376,7 @@ class AdminProtocol(WebProtocol):
                 self._send_event("records", new)
             return tail.cost
 
-        turns = TailTurns(self.timers, self.admin.broker, send_new)
+        turns = TailTurns(self.timers, self.admin.broker, send_new, self.failed)
         turns.begin()
         return turns.stop
 

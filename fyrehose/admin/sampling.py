@@ -19,6 +19,7 @@ from fyrehose.admin.subscriber_lags import SubscriberLags
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import SECONDS, Histogram, JournalStatus
+from fyrehose.periodic import Isolation
 
 #: The time that :meth:`Sampler.recent_quantile` covers, in seconds.
 RECENT = 60
@@ -51,6 +52,7 @@ class Sampler:
     lag: Histogram = attrs.field(factory=lambda: Histogram(SECONDS))
     history: History = attrs.field(factory=History)
     subscriber_lags: SubscriberLags = attrs.field(init=False)
+    _isolation: Isolation = attrs.field(factory=Isolation, init=False)
     _watchers: set[Callable[[Sample], None]] = attrs.field(factory=set, init=False)
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
     _due: float = attrs.field(default=0.0, init=False)
@@ -131,9 +133,9 @@ class Sampler:
         self.lag.observe(late)
         self._max_lag = max(self._max_lag, late)
         self._arm()
-        self.subscriber_lags.step()
+        self._isolation.call("lags of subscribers", self.subscriber_lags.step)
         if now - self._sampled_at >= 1.0 - TICK / 2:
-            self._sample(now)
+            self._isolation.call("samples", self._sample, now)
 
     def _sample(self, now: float) -> None:
         published, delivered = self._totals()
@@ -154,7 +156,7 @@ class Sampler:
             for each in self.broker.published.values():
                 each.producers = set()
         for watcher in list(self._watchers):
-            watcher(sample)
+            self._isolation.call(f"watcher {watcher!r}", watcher, sample)
 
     def _note_counts(self) -> None:
         self._counts.append({key: tuple(histogram.counts) for key, histogram in self._histograms().items()})

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from twisted.python.failure import Failure
 
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
@@ -74,11 +75,13 @@ class TailTurns:
     """A sender that calls *send* every INTERVAL seconds, in turns with others (see :mod:`fyrehose.broker.rounds`).
 
     :ivar send: sends the new records, and returns about how many bytes they have
+    :ivar on_failed: called with the failure of a turn; ends the connection
     """
 
     timers: Timers
     broker: Broker
     send: Callable[[], int]
+    on_failed: Callable[[Failure], object]
     _stopped: bool = attrs.field(default=False, init=False)
 
     def begin(self) -> None:
@@ -89,6 +92,10 @@ class TailTurns:
         """Stop sending records."""
         self._stopped = True
         self.timers.stop(self.begin)
+
+    def failed(self, failure: Failure) -> None:
+        """End the connection, because sending failed."""
+        self.on_failed(failure)
 
     def take_turn(self) -> int:
         """Send the new records, and ask for the next turn after INTERVAL."""

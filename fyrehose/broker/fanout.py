@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.rounds import Rounds
@@ -188,6 +189,15 @@ class Cursor:
         if not self.paused:
             fanout.ready(self)
         return delivery.size
+
+    def failed(self, failure: Failure) -> None:
+        """End the subscription, because its turn failed."""
+        log.failure(
+            "a subscription to stream {stream!r} ends: its turn failed; please report this bug",
+            failure,
+            stream=self.place.stream,
+        )
+        self.end(RuntimeError(f"a turn of the subscription failed: {failure.getErrorMessage()}"))
 
     def _take_back(self, delivery: Delivery, taken: int) -> None:
         """Move the cursor back to number *taken*, because the sink has not taken the rest of *delivery*."""

@@ -18,9 +18,7 @@ from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.logger import Logger
-
-log = Logger()
+from twisted.python.failure import Failure
 
 #: How many bytes are produced, at most, for all peers together before the reactor runs again.
 ROUND = 512 << 10
@@ -39,6 +37,9 @@ class Producer(Protocol):
 
     def take_turn(self) -> int:
         """Produce a bounded number of bytes, and return how many; call :meth:`Turns.ready` if there are more."""
+
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which a turn has ended, and end what waits for further turns, such as the connection."""
 
 
 @attrs.define(eq=False)
@@ -69,12 +70,13 @@ class Rounds:
         if self._next_round is not None:
             return
         while left > 0 and queue:
+            producer = queue.popleft()
             try:
-                left -= max(queue.popleft().take_turn(), LEAST)
+                left -= max(producer.take_turn(), LEAST)
             except BaseException:
                 # An error of one producer must not affect the others, nor the commit that runs a round: not even
                 # GeneratorExit, or the CancelledError of asyncio.
-                log.failure("sending to one peer failed and ends; please report this bug")
+                producer.failed(Failure())
             if queue:  # most rounds have one turn, so they do not read the clock
                 now = self.clock.seconds()
                 end = end or now + ROUND_S
@@ -107,8 +109,8 @@ class Receiver(Protocol):
     def handle_more(self) -> None:
         """Handle a bounded part of what was received; call :meth:`Intake.wait` again if there is more."""
 
-    def abort(self) -> None:
-        """End the connection, because handling its input failed."""
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which handling the input has ended, and end the connection."""
 
 
 @attrs.define(eq=False)
@@ -152,8 +154,7 @@ class Intake:
             try:
                 receiver.handle_more()
             except Exception:  # an error of one connection must not affect the others
-                log.failure("handling the input of a connection failed, and closes it; please report this bug")
-                receiver.abort()
+                receiver.failed(Failure())
             if clock.seconds() >= end:
                 break
         self.left = 0.0 if self._waiting else INPUT_S

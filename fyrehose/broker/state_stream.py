@@ -37,8 +37,6 @@ from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -276,39 +274,3 @@ class StateStream:
             stream=self.name,
             why=failure.getErrorMessage(),
         )
-
-
-@attrs.define(eq=False)
-class Checks:
-    """Periodic calls of a function from :meth:`start` to :meth:`stop`, for state that ends with time.
-
-    :ivar check: the function; an error of the function is logged, and ends the calls until the next start
-    :ivar seconds: the time between two calls
-    :ivar what: what is checked, for the log
-    """
-
-    clock: IReactorTime
-    check: Callable[[], object]
-    seconds: float
-    what: str
-    _loop: LoopingCall | None = attrs.field(default=None, init=False)
-
-    @property
-    def started(self) -> bool:
-        """Return whether :meth:`start` was called after the last :meth:`stop`."""
-        return self._loop is not None
-
-    def start(self) -> None:
-        """Start the calls, unless they have started."""
-        if self._loop is None:
-            self._loop = LoopingCall(self.check)
-            self._loop.clock = self.clock
-            self._loop.start(self.seconds, now=False).addErrback(
-                lambda f: log.failure("checking {what} failed; please report this bug", f, what=self.what)
-            )
-
-    def stop(self) -> None:
-        """Stop the calls, if they have started."""
-        loop, self._loop = self._loop, None
-        if loop is not None and loop.running:
-            loop.stop()

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -60,6 +59,7 @@ from fyrehose.journal.streams import StreamLimits
 from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.observe.meters import MOST_RECENT, JournalMeters, JournalStatus
+from fyrehose.periodic import Checks
 from fyrehose.records import Publish, Run
 from fyrehose.standing import Standing
 
@@ -131,7 +131,7 @@ class FileJournal:
     _observer: IJournalObserver = attrs.field(init=False)
     #: How many publishes and retirements are settled, of those that ``_commits`` has accepted.
     _settled: int = attrs.field(default=0, init=False)
-    _checking: LoopingCall | None = attrs.field(default=None, init=False)
+    _checking: Checks | None = attrs.field(default=None, init=False)
     #: The writer thread; None while the journal is closed.
     _worker: Worker | None = attrs.field(default=None, init=False)
     #: Fires when the gate has prepared the opening (:meth:`.IGate.prepare`); None while the gate prepares nothing.
@@ -272,11 +272,8 @@ class FileJournal:
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE if self.gate.standing.may_write else JournalState.READ_ONLY
-        self._checking = LoopingCall(self._check)
-        self._checking.clock = self.reactor
-        self._checking.start(CHECK_INTERVAL).addErrback(
-            lambda f: log.failure("checking the disk failed; please report this bug", f)
-        )
+        self._checking = Checks(self.reactor, self._check, CHECK_INTERVAL, "the disk and the retention of the journal")
+        self._checking.start(now=True)
         return dict(self.ends())
 
     def _not_opened(self, failure: Failure) -> Failure:
@@ -564,7 +561,7 @@ class FileJournal:
         self.gate.stop().addErrback(self._broke).addCallback(lambda _: self._finish())
 
     def _finish(self) -> None:
-        if self._checking is not None and self._checking.running:
+        if self._checking is not None:
             self._checking.stop()
         in_order = self.state is not JournalState.FAILED
         if in_order:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Account
 from fyrehose.broker.rounds import Intake
@@ -149,9 +150,9 @@ class WaitingInput:
             if self.ended and owner.phase is Phase.OPEN:
                 owner.take_eof()
 
-    def abort(self) -> None:
-        """End the connection, because handling its input failed."""
-        self._owner.abort()
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which handling the input has ended, and end the connection."""
+        self._owner.failed(failure)
 
 
 @attrs.define(eq=False)

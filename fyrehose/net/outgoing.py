@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import UnreadAnswer
 from fyrehose.broker.fairness import FairShare
@@ -219,6 +220,10 @@ class Outgoing:
             if not self.paused:
                 self._continue()
         return (len(data) or ROUND) + cost
+
+    def failed(self, failure: Failure) -> None:
+        """End the connection, because writing the record failed, so that its peer does not wait for the rest."""
+        self._owner.failed(failure)
 
     def _continue(self) -> None:
         """Queue for a turn, if a record is half sent."""

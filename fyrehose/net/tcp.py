@@ -440,9 +440,9 @@ class SessionProtocol(TwistedProtocol):
         self._finish_late(FULL_GRACE if waits else 0.0)
 
     def failed(self, failure: Failure) -> None:
-        """Handle an unexpected error, a bug: whether the publish is durable is unknown, so it is not acknowledged."""
+        """Handle an unexpected error, a bug: whether a publish is durable is unknown, so it is not acknowledged."""
         self.log.failure(
-            "{protocol}: a publish by {peer} failed, and its connection is closed; please report this bug",
+            "{protocol}: serving {peer} failed, and its connection is closed; please report this bug",
             failure,
             protocol=self.protocol_name,
             peer=self.peer,

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import attrs
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.callback import CallbackBroker
@@ -263,6 +264,10 @@ class FileSending:
         elif not self.paused:
             self.resumeProducing()
         return len(data)
+
+    def failed(self, failure: Failure) -> None:
+        """End the connection, because the rest of the file cannot be sent."""
+        self.protocol.failed(failure)
 
     def pauseProducing(self) -> None:
         self.paused = True

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from twisted.application.internet import TimerService
+from twisted.application.service import Service
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.periodic import Checks
 
 log = Logger()
 
@@ -31,20 +32,26 @@ TURN = 1.0
 ROUND = 60.0
 
 
-class IdleStreams(TimerService):
+class IdleStreams(Service):
     """A service that retires the streams of *broker* that have been empty for *after* seconds."""
 
-    clock: Any
-
     def __init__(self, clock: Any, broker: Broker, after: float) -> None:
-        super().__init__(TURN, self._check)  # type: ignore[no-untyped-call]
         self.clock = clock
+        self._checks = Checks(clock, self._check, TURN, "streams that may be idle")
         self._broker = broker
         self._after = after
         #: For each empty stream: its last number, and when it was first found empty (monotonic clock, seconds).
         self._empty: dict[str, tuple[int, float]] = {}
         self._round: Iterator[str] | None = None
         self._next_round = 0.0
+
+    def startService(self) -> None:
+        Service.startService(self)
+        self._checks.start(now=True)
+
+    def stopService(self) -> None:
+        Service.stopService(self)
+        self._checks.stop()
 
     def _check(self) -> None:
         """Check the next streams, and retire those that have been empty for long enough."""

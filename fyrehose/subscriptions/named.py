@@ -25,7 +25,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.quotas import NamedRoom
-from fyrehose.broker.state_stream import Checks, StateStream, Steps
+from fyrehose.broker.state_stream import StateStream, Steps
 from fyrehose.errors import (
     FyrehoseError,
     InvalidPosition,
@@ -39,6 +39,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournal, JournalState, Unread
 from fyrehose.patterns import Pattern, PatternIndex
+from fyrehose.periodic import Checks
 from fyrehose.records import Run
 from fyrehose.subscriptions import positions
 from fyrehose.subscriptions.lags import SubscriptionLags
@@ -443,13 +444,16 @@ class NamedSubscriptions:
 
     def _check(self) -> None:
         now, ends = self.now(), self.journal.ends()
-        for named in self.entries.values():
-            if named.stored is not None and all(ends.get(stream, 0) <= seq for stream, seq in named.places.items()):
-                named.active = now
-            self._forget_retired(named, ends)
+        for name, named in self.entries.items():
+            self._checks.isolation.call(f"subscription {name!r}", self._check_one, named, now, ends)
         self.lags.look(self.entries.values())
         if self.journal.state is JournalState.WRITABLE:
             self.stream.maintain(self._must_move())
+
+    def _check_one(self, named: Named, now: int, ends: Mapping[str, int]) -> None:
+        if named.stored is not None and all(ends.get(stream, 0) <= seq for stream, seq in named.places.items()):
+            named.active = now
+        self._forget_retired(named, ends)
 
     def _must_move(self) -> bool:
         """Return whether a checkpoint is needed so that retention may delete the segment of the last one."""

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
-from fyrehose.broker.state_stream import Checks, StateStream, Steps
+from fyrehose.broker.state_stream import StateStream, Steps
 from fyrehose.errors import (
     NoRoomForSubscription,
     NoSuchSubscription,
@@ -30,6 +30,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournal, Unread
 from fyrehose.patterns import Pattern
+from fyrehose.periodic import Checks
 from fyrehose.records import Run
 from fyrehose.subscriptions import progress
 from fyrehose.subscriptions.lags import SubscriptionLags
@@ -665,17 +666,20 @@ class SharedSubscriptions:
         self._reader.forget()
         if not self.journal.standing.may_write:
             return
-        for shared in list(self.entries.values()):
-            lanes = list(shared.work.lanes.values())
-            for lane in lanes:
-                lane.tick()
-            if all(lane.progress.final.floor >= lane.bounds()[1] for lane in lanes):
-                shared.active = self.now()  # All records are final, so the subscription is not abandoned.
-            if shared.waiting:
-                self.wake(shared)
+        for name, shared in list(self.entries.items()):
+            self._checks.isolation.call(f"shared subscription {name!r}", self._check_one, shared)
         self.lags.look(self.entries.values())
         if not self._changing:
             self.stream.maintain(bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint))
+
+    def _check_one(self, shared: SharedSubscription) -> None:
+        lanes = shared.work.lanes
+        for stream, lane in list(lanes.items()):
+            self._checks.isolation.call(f"shared subscription {shared.name!r} in stream {stream!r}", lane.tick)
+        if all(lane.progress.final.floor >= lane.bounds()[1] for lane in lanes.values()):
+            shared.active = self.now()  # All records are final, so the subscription is not abandoned.
+        if shared.waiting:
+            self.wake(shared)
 
 
 @attrs.define

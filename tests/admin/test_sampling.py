@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.logger import formatEvent
 
 from fyrehose.admin.history import Sample
 from fyrehose.admin.sampling import RECENT, TICK, StreamRates
@@ -38,6 +39,22 @@ def test_watcher_receives_samples_until_it_unsubscribes(watched: Any) -> None:
     watched.pass_time(3)
     assert seen == list(watched.sampler.samples)[: len(seen)]
     assert 2 <= len(seen) <= 3
+
+
+def test_watcher_that_fails_is_logged_once_and_the_others_receive_samples(watched: Any, logged_errors: Any) -> None:
+    seen: list[Sample] = []
+
+    def failing(sample: Sample) -> None:
+        raise RuntimeError("bug")
+
+    ends = [watched.sampler.watch(each) for each in (failing, seen.append)]
+    watched.pass_time(3)
+    assert seen == list(watched.sampler.samples)[: len(seen)]
+    assert len(seen) >= 2
+    for end in ends:
+        end()
+    (event,) = logged_errors.take()
+    assert formatEvent(event).startswith("checking watcher <function test_watcher_that_fails")
 
 
 def test_lag_of_the_reactor_is_measured(watched: Any) -> None:

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker import state_stream
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.state_stream import Checks, Replayed, StateStream
+from fyrehose.broker.state_stream import Replayed, StateStream
 from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Record, Run
@@ -264,28 +264,3 @@ def test_a_draft_is_published_in_one_batch_with_its_messages() -> None:
     world.broker.publish([Run.of("s", [b"x"], source="figg")], [world.stream.draft(b"0 +1", b"0 +2")])
     world.journal.commit()
     assert (world.journal.bounds("s"), world.replayed()[0]) == ((1, 1), 3)
-
-
-def test_checks_run_from_their_start_to_their_stop() -> None:
-    clock, times = Clock(), list[float]()
-    checks = Checks(clock, lambda: times.append(clock.seconds()), 0.5, "times")
-    checks.stop()
-    checks.start()
-    checks.start()
-    clock.pump([0.5, 0.5])
-    checks.stop()
-    clock.pump([0.5, 0.5])
-    assert times == [0.5, 1.0]
-    checks.start()
-    clock.pump([0.5])
-    assert times == [0.5, 1.0, 2.5]
-
-
-def test_check_that_fails_is_logged_and_ends_the_checks(logged_errors: Any) -> None:
-    clock = Clock()
-    checks = Checks(clock, lambda: 1 / 0, 0.5, "numbers")
-    checks.start()
-    clock.pump([0.5, 0.5])
-    (error,) = logged_errors.take()
-    assert (error["what"], error["log_failure"].type) == ("numbers", ZeroDivisionError)
-    checks.stop()

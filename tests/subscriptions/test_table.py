@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
@@ -70,6 +71,35 @@ def test_waiting_requests_share_the_records_that_arrive() -> None:
     waiting = [world.lease(shared, 100, f"w{number}", 30) for number in range(4)]
     world.publish(*[b"x"] * 8)
     assert [seqs(each) for each in waiting] == [[11, 12], [13, 14], [15, 16], [17, 18]]
+
+
+class PoisonedJournal(MemoryJournal):
+    """A journal that fails by a bug for some streams."""
+
+    poisoned = ""
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        if stream == self.poisoned:
+            raise RuntimeError("bug")
+        return super().bounds(stream)
+
+
+def test_subscription_whose_check_fails_is_named_and_does_not_stop_the_others(logged_errors: Any) -> None:
+    journal = PoisonedJournal()
+    world = World(journal)
+    for stream in ("bad", "s"):
+        world.broker.publish([Run.of(stream, [b"x"], source="test")])
+    world.table.create("poisoned", ShareOptions(stream="bad"), {"bad": 0})
+    shared = world.create(lease=1)
+    world.lease(shared)
+    waiting = world.lease(shared, consumer="v", wait=30)
+    journal.poisoned = "bad"
+    world.clock.pump([1.0] * 5)
+    assert seqs(waiting) == [1]
+    assert [formatEvent(event) for event in logged_errors.take()] == [
+        f"checking shared subscription 'poisoned'{where} failed, and is tried again; please report this bug"
+        for where in (" in stream 'bad'", "")
+    ]
 
 
 def test_a_cancelled_request_gets_nothing() -> None:

@@ -343,6 +343,14 @@ class EventBusServer:
 
     # Broadcasting.
 
+    def failed(self, failure: Failure) -> None:
+        """Leave out the rest of the delivered records, whose broadcast failed; subscribers request what they miss."""
+        log.failure("{protocol}: broadcasting failed; please report this bug", failure, protocol=PROTOCOL)
+        self._outgoing = None
+        if self._subscription is not None:
+            self._subscription.resumeProducing()
+        self._check_stopped()
+
     def take_turn(self) -> int:
         """Broadcast some of the delivered records, and ask for another turn if there are more; return their size."""
         outgoing, publisher, memory, audience = self._outgoing, self._publisher, self._memory, self.audience

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import attrs
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose import ndjson
@@ -171,6 +172,10 @@ class ReadAnswer:
         else:
             self.resumeProducing()
         return size
+
+    def failed(self, failure: Failure) -> None:
+        """End the connection, because the rest of the answer cannot be sent."""
+        self.connection.failed(failure)
 
     @property
     def _over(self) -> bool:

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import network_of
@@ -114,6 +115,14 @@ class SharedRepetitions:
         """Search the next runs, and return how many bytes were read; called by the broker's rounds."""
         self._queued = False
         return self._search()
+
+    def failed(self, failure: Failure) -> None:
+        """Log the failure of a turn, by which the search has ended; the listeners go on without it."""
+        log.failure(
+            "lumberjack: events that are sent again may be stored twice, because searching the log failed; please "
+            "report this bug",
+            failure,
+        )
 
     def _search(self) -> int:
         size, runs = 0, 0

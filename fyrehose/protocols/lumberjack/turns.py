@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 
@@ -119,7 +120,12 @@ class Turns:
 
     def _take_turn(self, worker: LumberjackProtocol) -> None:
         granted = self._grants[worker]
-        outcome = worker.take_turn(granted)
+        try:
+            outcome = worker.take_turn(granted)
+        except Exception:  # an error of one connection must not end the turns of the others
+            worker.failed(Failure())
+            self.withdraw(worker)
+            return
         if worker not in self._grants:
             return  # the connection was withdrawn during its turn
         if outcome is Outcome.MORE and worker.needs <= granted:

@@ -18,10 +18,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.state_stream import Checks, StateStream
+from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.periodic import Checks
 from fyrehose.protocols.relink import linklog
 from fyrehose.protocols.relink.frames import MAX_LINK_ID, Hello, Terms
 from fyrehose.protocols.relink.link import Link
@@ -424,7 +425,7 @@ class Registry:
         now = self.clock.seconds()
         for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
-            self.discard(entry)
+            self._checks.isolation.call(f"relink link {entry.name.hex()}", self.discard, entry)
         # Write another checkpoint if retention has deleted the last one, because the links cannot be recovered without
         # it.
         self.log.maintain(self.broker.bounds(self.stream)[0] > self.log.checkpoint)

@@ -11,6 +11,7 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
@@ -273,6 +274,27 @@ def test_answer_that_fails_halfway_aborts_the_connection(server: Server) -> None
     peer.say("GET /streams/s")
     assert not peer.hear().endswith(b"0\r\n\r\n")
     assert peer.transport.aborted
+
+
+def test_answer_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(server: Server, logged_errors: Any) -> None:
+    server.publish(b"a")
+    server.publish(b"b", stream="other")
+
+    def bug(stream: str, start: int) -> None:
+        if stream == "s":
+            raise RuntimeError("bug")
+
+    server.journal.before_read = bug
+    peer, other = server.connect(), server.connect(5001)
+    peer.say("GET /streams/s")
+    other.say("GET /streams/other")
+    assert [line["payload"] for line in other.answer().lines] == ["b"]
+    assert not peer.hear().endswith(b"0\r\n\r\n")
+    assert peer.transport.aborted
+    (event,) = logged_errors.take()
+    said = "http: serving 127.0.0.1 failed, and its connection is closed; please report this bug"
+    assert formatEvent(event) == said
+    assert event["log_failure"].check(RuntimeError)
 
 
 def events(data: bytes) -> list[tuple[str, Any]]:

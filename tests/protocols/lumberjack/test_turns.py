@@ -7,6 +7,7 @@ from collections import deque
 import attrs
 import pytest
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 from fyrehose.net.incoming import Reading
@@ -21,6 +22,10 @@ class PlannedWorker:
     plan: deque[tuple[int, Outcome]]
     log: list[str]
     grants: list[int] = attrs.field(factory=list)
+    failure: Failure | None = None
+
+    def failed(self, failure: Failure) -> None:
+        self.failure = failure
 
     @property
     def needs(self) -> int:
@@ -59,6 +64,17 @@ class Table:
 
 
 MORE, DONE, BACK = Outcome.MORE, Outcome.DONE, Outcome.HELD_BACK
+
+
+def test_worker_whose_turn_fails_is_ended_and_the_others_go_on() -> None:
+    table = Table()
+    broken, other = table.worker("a", (7, Outcome.DONE)), table.worker("b", (5, Outcome.MORE), (5, Outcome.DONE))
+    broken.log = None  # type: ignore[assignment]
+    table.request(broken, other)
+    assert table.run() == "bb"
+    assert broken.failure is not None
+    assert broken.failure.check(AttributeError)
+    assert table.turns.granted == 0
 
 
 def test_workers_take_turns_in_a_round_robin() -> None:
