@@ -12,6 +12,7 @@ from enum import Enum
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
 
 
 class Phase(Enum):
@@ -39,9 +40,11 @@ class Timers:
     """The timers of a connection: each calls a function, and a function has one timer at most.
 
     :ivar clock: the reactor, or a Clock
+    :ivar failed: called with the error of a function that a timer has called; None: the reactor logs the error
     """
 
     clock: IReactorTime
+    failed: Callable[[Failure], object] | None = None
     _due: dict[Callable[[], object], IDelayedCall] = attrs.field(factory=dict, init=False)
     _ended: bool = attrs.field(default=False, init=False)
 
@@ -82,7 +85,12 @@ class Timers:
 
     def _fire(self, call: Callable[[], object]) -> None:
         del self._due[call]
-        call()
+        try:
+            call()
+        except Exception:
+            if self.failed is None:
+                raise
+            self.failed(Failure())
 
 
 @attrs.define(eq=False)

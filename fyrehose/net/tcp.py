@@ -175,7 +175,7 @@ class SessionProtocol(TwistedProtocol):
         self.settings: TCPSettings = factory.settings
         self.phase = Phase.OPEN
         self.writable = True
-        self.timers = Timers(self.clock)
+        self.timers = Timers(self.clock, self.failed)
         self.outgoing = Outgoing(self)  #: everything that is written
         self.flush: Callable[..., None] = self.outgoing.flush  # no method, which would cost each ACK a call
         self.unsettled = 0

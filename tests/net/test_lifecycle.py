@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 
@@ -16,6 +18,25 @@ def test_every_phase_of_a_connection_leads_to_the_end_and_none_leads_back() -> N
 
 
 class TestTimers:
+    def test_an_error_of_a_function_is_passed_on_and_the_other_timers_go_on(self) -> None:
+        clock, called, failures = Clock(), list[float](), list[Failure]()
+        timers = Timers(clock, failures.append)
+
+        def fail() -> None:
+            raise RuntimeError("bug")
+
+        timers.start(1.0, fail)
+        timers.start(2.0, lambda: called.append(clock.seconds()))
+        clock.advance(3.0)
+        assert called == [3.0]
+        assert [failure.getErrorMessage() for failure in failures] == ["bug"]
+
+    def test_an_error_of_a_function_is_raised_where_nobody_handles_it(self) -> None:
+        clock = Clock()
+        Timers(clock).start(1.0, lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            clock.advance(1.0)
+
     def test_a_timer_calls_its_function_once(self) -> None:
         clock, called = Clock(), []
         timers = Timers(clock)

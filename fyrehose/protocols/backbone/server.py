@@ -391,8 +391,16 @@ class BackboneProtocol(TrainProtocol):
             if client is None:
                 self._replays.remove(destination)
             elif self._session.sent_bytes.spend(destination[0], 0, now):
-                self._replays.sent(destination, self._replay_slice(destination, client, ranges, now))
                 sent = True
+                try:
+                    self._replays.sent(destination, self._replay_slice(destination, client, ranges, now))
+                except Exception:  # an error of one client must not affect the others, which wait for their turns
+                    log.failure(
+                        "{protocol}: answering {peer} failed; please report this bug",
+                        protocol=PROTOCOL,
+                        peer=destination[0],
+                    )
+                    self._replays.remove(destination)
         self._schedule_replay(0 if sent else REPLAY_WAIT)
 
     def _replay_slice(self, destination: Address, client: KnownClient, ranges: Ranges, now: float) -> int:

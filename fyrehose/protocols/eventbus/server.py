@@ -466,6 +466,9 @@ class EventBusServer:
             self._cancel(snapshot, "snapshot-left")
         except JournalCorrupt as damage:
             self._cancel(snapshot, "journal-corrupt", str(damage))
+        except Exception as error:  # an error of one snapshot must not affect the others, which wait for their turns
+            log.failure("{protocol}: sending a snapshot failed; please report this bug", protocol=PROTOCOL)
+            self._cancel(snapshot, "snapshot-failed", str(error))
         self._broker.counters.add(PROTOCOL, "syncs", sent - snapshot.ended)
         snapshot.turn_bytes += size
         if snapshot.ended:

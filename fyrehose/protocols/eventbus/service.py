@@ -107,6 +107,7 @@ REFUSALS = (
     "broadcast-memory-full",
     "data-too-large",
     "journal-corrupt",
+    "snapshot-failed",
     "label-too-long",
     "no-key",
     "not-published-at-stop",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from twisted.logger import formatEvent
 
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.guard import PeerRights
@@ -276,6 +277,25 @@ def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make) -> None:
     world.run(0.1)
     assert world.count("journal-corrupt") == 1
     assert delivers(world.network.sent_to(CLIENT)) == []
+
+
+def test_replay_that_fails_by_a_bug_is_dropped_and_the_others_go_on(make_world: Make, logged_errors: Any) -> None:
+    world = make_world()
+    ask(world, CLIENT, OTHER)
+    world.send(Push(data=b"x"), Push(data=b"y"))
+
+    def bug(stream: str, start: int) -> None:
+        if start == 1:
+            raise RuntimeError("bug")
+
+    world.journal.before_read = bug
+    world.send(Request(address=CLIENT, first=1, last=1))
+    world.send(Request(address=OTHER, first=2, last=2), source=OTHER)
+    world.run(0.1)
+    assert delivers(world.network.sent_to(CLIENT)) == []
+    assert delivers(world.network.sent_to(OTHER)) == [(2, b"y")]
+    (event,) = logged_errors.take()
+    assert formatEvent(event) == f"backbone: answering {CLIENT[0]} failed; please report this bug"
 
 
 def test_replay_ends_at_removed_records(make_world: Make) -> None:

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.logger import formatEvent
 
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import JournalCorrupt
@@ -315,6 +316,23 @@ class TestSnapshots:
             order += sorted({frames[0] for frames in world.snapshot.take()})
         assert order[:4] == [b"1", b"2", b"1", b"2"]
         assert order.index(b"3") > 4
+
+    def test_snapshot_that_fails_by_a_bug_ends_and_the_others_go_on(self, world: World, logged_errors: Any) -> None:
+        self.fill(world, 10)
+        errors = [RuntimeError("bug")]
+
+        def bug(stream: str, start: int) -> None:
+            if errors:
+                raise errors.pop()
+
+        world.journal.before_read = bug
+        for identity in (b"1", b"2"):
+            world.ask(b"SYNCSTART", b"", b"0", identity=identity)
+        world.clock.pump([0.0] * 12)
+        assert {frames[0] for frames in world.snapshot.take()} == {b"2"}
+        assert world.broker.counters.counts["eventbus", "snapshot-failed"] == 1
+        (event,) = logged_errors.take()
+        assert formatEvent(event) == "eventbus: sending a snapshot failed; please report this bug"
 
     def test_snapshot_waits_for_a_client_that_stops_reading(self, world: World) -> None:
         self.fill(world, 2_000)
