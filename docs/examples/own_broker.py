@@ -89,7 +89,9 @@ class LastMessages:
 
     def subscribe(self, stream: str, after: int | None, sink: ISink) -> Cursor:
         oldest, last = self.bounds(stream)
-        position = last if after is None else min(max(after, oldest - 1), last)
+        position = last if after is None else max(after, oldest - 1)
+        if position > last:
+            position = oldest - 1  # The number is not one of this run of the program.
         return self._fanout.subscribe(stream, position, last, sink)
 
     def exists(self, stream: str) -> bool:
