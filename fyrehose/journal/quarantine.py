@@ -193,9 +193,12 @@ def set_aside(directory: Path, files: Files, longest: int = fmt.BATCH) -> list[s
     :raises JournalCorrupt: a newer version has written to the journal; nothing is changed, because this version cannot
         tell such batches from damage
     """
-    for segment in scan.segments(directory):
-        _refuse_newer(segment, files)
+    found = scan.segments(directory)
+    for segment in found:
+        _refuse_newer(scan.without_hole(segment, files), files)
     files.store(directory / QUARANTINE_NAME, b"")
+    for segment in found:
+        _cut_hole(segment, files)
     noted = scan.look_at_mark(directory, files)
     mark = durable_end(directory, scan.segments(directory), noted, files)
     before = set_strays_aside(directory, files) + _front(directory, noted, files)
@@ -214,6 +217,15 @@ def set_aside(directory: Path, files: Files, longest: int = fmt.BATCH) -> list[s
     notes += [_replace(damage, survey, files, longest) for damage in survey.ranges]
     sync_mended(directory, files)  # also what an earlier quarantine has changed, if that was killed
     return notes
+
+
+def _cut_hole(segment: scan.Segment, files: Files) -> None:
+    """Cut off the hole at the end of a segment's file, which may have many GiB, except what a batch may end with."""
+    kept = scan.without_hole(segment, files).end + fmt.MAX_BODY
+    if kept < segment.end:
+        with files.opened(segment.path, os.O_RDWR) as fd:
+            files.truncate(fd, kept - segment.base)
+            files.sync(fd)
 
 
 def _skip(last: scan.Segment, survey: _Survey, files: Files) -> None:

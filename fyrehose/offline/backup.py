@@ -168,12 +168,9 @@ class Backup:
 
     def _look(self) -> View:
         view = reach(self.source)
-        if not view.vouched and not self.accept_unknown_end:
+        if (doubt := view.doubt(self.source)) and not self.accept_unknown_end:
             raise JournalEndUnknown(
-                f"{self.source} is a copy, and nothing vouches for its end: its file END is missing, and MARK is "
-                f"missing, damaged, or of another directory; it reaches to position {view.mark}, and newer records may "
-                "be missing; "
-                "use a finished backup, or add --accept-unknown-end to go on with what is there"
+                f"{doubt}; use a finished backup, or add --accept-unknown-end to go on with what is there"
             )
         if self.subscription is not None and self._updated == float("-inf"):
             self._update_subscription(0)  # before anything is copied

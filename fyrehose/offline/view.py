@@ -55,6 +55,15 @@ class View:
         """Return the oldest position that is kept."""
         return self.segments[0].base if self.segments else self.mark
 
+    def doubt(self, where: object) -> str:
+        """Return why records of the journal at *where* may be missing behind the mark; "" if its end is vouched for."""
+        if self.vouched:
+            return ""
+        return (
+            f"{where} is a copy, and nothing vouches for its end: its file END is missing, and MARK is missing, "
+            f"damaged, or of another directory; it reaches to position {self.mark}, and newer records may be missing"
+        )
+
 
 def differ(first: bytes, second: bytes) -> bool:
     """Return whether both identities are known, and are different."""

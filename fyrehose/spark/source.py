@@ -24,6 +24,7 @@ A DataFrame is planned once, when it is first used, and keeps the same records f
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -60,6 +61,8 @@ from fyrehose.spark.plan import PIECE, Planner, admitted, check
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
 from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter, refuse_unknown
+
+log = logging.getLogger(__name__)
 
 GAPS = (
     "stream string, first_seq bigint, last_seq bigint, kind string not null, file string not null, "
@@ -174,6 +177,8 @@ class RecordReader(DataSourceReader):
         """Check the offsets of the query, and return its parts: pieces of segments that tasks read side by side."""
         options = self.options
         view = options.place.view()
+        if doubt := view.doubt(options.place):
+            log.warning("%s", doubt)
         for offset in (options.start_position, options.end_position):
             if offset is not None:
                 Offsets(options.place).check(offset, view, _ANEW)

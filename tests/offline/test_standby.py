@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalFull, JournalLocked
 from fyrehose.journal import scan
 from fyrehose.journal.copies import STANDBY, followed
+from fyrehose.journal.ends import END
 from fyrehose.journal.files import Files, lock
 from fyrehose.journal.follower import REPLICA
 from fyrehose.journal.recovery import recover
@@ -265,6 +267,15 @@ class TestPromoting:
         with pytest.raises(JournalCorrupt):
             promote(standby, Files())
         assert (standby / STANDBY).exists()
+
+    def test_a_copied_standby_that_lacks_its_end_is_not_promoted(self, standby: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(standby, tmp_path / "copy"))
+        scan.segments(copy)[-1].path.unlink()
+        with pytest.raises(JournalCorrupt, match="is shorter than its file END says"):
+            promote(copy, Files())
+        whole = Path(shutil.copytree(standby, tmp_path / "whole"))
+        promote(whole, Files())
+        assert not (whole / END).exists(), "a server may start there"
 
     @pytest.mark.parametrize(("failure", "kind"), [(NoRoom("full"), JournalFull), (SyncFailed("sync"), JournalError)])
     def test_promoting_reports_a_failed_disk_and_can_be_repeated(

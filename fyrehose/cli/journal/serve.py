@@ -45,10 +45,8 @@ async def serve(reactor: Any, directory: Path, place: str, token_file: str = "",
         raise FyrehoseError(f"cannot listen on {place}: {reason}; choose another --listen") from error
     address = listening.getHost()
     click.echo(f"serving {directory} at http://{place_text(address.host, address.port)}")
-    if view.segments and not view.vouched:
-        click.echo(
-            f"fyrehose: the end of {directory} is unknown: it is a copy that may lack its newest records", err=True
-        )
+    if doubt := view.doubt(directory):
+        click.echo(f"fyrehose: {doubt}", err=True)
     if not view.segments:
         click.echo(f"fyrehose: {directory} has no segments yet; is it the server's --data-dir?", err=True)
     try:

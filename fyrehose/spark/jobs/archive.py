@@ -98,6 +98,8 @@ def archive(
     """
     source, target = place(journal), Lake.at(lake)
     view = source.view()
+    if doubt := view.doubt(source):
+        log.warning("%s", doubt)
     name = target.admit(view.identity, server, host_of(journal))
     engine = locally if spark is None else on_spark(spark)
     with target.locked(view.identity):

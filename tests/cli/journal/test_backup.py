@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -103,6 +104,30 @@ def test_damaged_journal_ends_with_status_3(data: Path, tmp_path: Path) -> None:
     result = run("backup", data, tmp_path / "backup")
     assert result.exit_code == 3
     assert f"{path} is damaged at byte" in result.output
+
+
+def test_unknown_end_has_a_status_of_its_own_until_it_is_accepted(data: Path, tmp_path: Path) -> None:
+    copy, restored = tmp_path / "copy", tmp_path / "restored"
+    shutil.copytree(data, copy)
+    result = run("verify", copy)
+    assert (result.exit_code, "END UNKNOWN: 30 records" in result.output) == (7, True)
+    for words in (("restore", copy, restored), ("backup", copy, restored)):
+        result = run(*words)
+        assert (result.exit_code, "add --accept-unknown-end" in result.output) == (7, True)
+    assert run("restore", copy, restored, "--accept-unknown-end").exit_code == 0
+    assert run("verify", restored).exit_code == 0
+
+
+def test_copy_of_a_backup_that_lacks_a_segment_ends_with_status_3(data: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    assert run("backup", data, tmp_path / "backup").exit_code == 0
+    shutil.copytree(tmp_path / "backup", copy)
+    assert run("verify", copy).exit_code == 0
+    last = scan.segments(copy)[-1].path
+    last.unlink()
+    for words in (("verify", copy), ("restore", copy, tmp_path / "restored")):
+        result = run(*words)
+        assert (result.exit_code, last.name in result.output) == (3, True)
 
 
 def test_backup_registers_a_named_subscription(data: Path, tmp_path: Path) -> None:
