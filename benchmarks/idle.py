@@ -72,10 +72,14 @@ def allow(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def settle(pid: int) -> None:
-    """Wait until the process ``pid`` uses almost no CPU."""
+def settle(pid: int, cpu: Callable[[int], usage.Cpu] = usage.cpu, every: float = SETTLED) -> None:
+    """Wait until the process ``pid`` uses almost no CPU.
+
+    :param cpu: returns the CPU time of a process so far
+    :param every: the time between two looks, in seconds
+    """
     while True:
-        before = usage.cpu(pid)
-        time.sleep(SETTLED)
-        if usage.cpu(pid).since(before).total < SETTLED / 10:
+        before = cpu(pid)
+        time.sleep(every)
+        if cpu(pid).since(before).total < every / 10:
             return

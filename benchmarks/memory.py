@@ -8,18 +8,21 @@ from pathlib import Path
 import numpy as np
 
 #: The files with the limits of a container, as it sees them itself.
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 #: Bytes that :func:`touch` allocates at once.
 _PIECE = 1 << 28
 
 
-def free_memory() -> int:
-    """Return how many bytes a program can allocate without swapping; in a container, its limit may make them fewer."""
+def free_memory(cgroup: Path = CGROUP) -> int:
+    """Return how many bytes a program can allocate without swapping; in a container, its limit may make them fewer.
+
+    :param cgroup: the directory with the limits of this container
+    """
     words = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = int(words["MemAvailable"].split()[0]) << 10
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-        limit = int((_CGROUP / "memory.max").read_text())
-        free = min(free, limit - int((_CGROUP / "memory.current").read_text()))
+        limit = int((cgroup / "memory.max").read_text())
+        free = min(free, limit - int((cgroup / "memory.current").read_text()))
     return max(0, free)
 
 

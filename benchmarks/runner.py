@@ -29,9 +29,11 @@ def run(
     rounds: int,
     durability: str,
     told: Told = lambda what: None,
+    bout: type[loads.Bout] = loads.Bout,
 ) -> list[Measurement]:
     """Run all rounds of ``case``.
 
+    :param bout: loads a server
     :param directory: where servers keep their files; it is emptied afterwards
     :raises CannotStart: a server does not start
     :raises LoadFailed: a load maker failed
@@ -42,14 +44,20 @@ def run(
         elif case.work is CaseWork.IDLE:
             samples = {contestants[0].name: idle.measure(case, contestants[0], directory, rounds, durability, told)}
         else:
-            samples = _in_turn(case, contestants, directory, rounds, durability, told)
+            samples = _in_turn(case, contestants, directory, rounds, durability, told, bout)
         return [Measurement(case=case.name, contestant=name, samples=taken) for name, taken in samples.items()]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _in_turn(
-    case: Case, contestants: Sequence[Contestant], directory: Path, rounds: int, durability: str, told: Told
+    case: Case,
+    contestants: Sequence[Contestant],
+    directory: Path,
+    rounds: int,
+    durability: str,
+    told: Told,
+    bout: type[loads.Bout],
 ) -> dict[str, list[Sample]]:
     """Measure all contestants in turn in each round, so that a slow phase of the machine affects all of them."""
     samples: dict[str, list[Sample]] = {contestant.name: [] for contestant in contestants}
@@ -66,10 +74,10 @@ def _in_turn(
             whole = case.window == 1 or case.rate
             scraped = partial(Scraper, running.extra.get("metrics", 0))
             fitting = case if whole else case.scaled(contestant.share)
-            bouts.append(loads.Bout(fitting, contestant, running, MAKER, scraped))
+            bouts.append(bout(fitting, contestant, running, MAKER, scraped))
             bouts[-1].prepare()
         for number in range(rounds):
-            for bout in bouts:
-                told(f"{bout.contestant.name}, round {number + 1} of {rounds}")
-                samples[bout.contestant.name].append(bout.measure())
+            for each in bouts:
+                told(f"{each.contestant.name}, round {number + 1} of {rounds}")
+                samples[each.contestant.name].append(each.measure())
     return samples

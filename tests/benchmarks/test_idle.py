@@ -25,9 +25,7 @@ class Used:
         return Used(self.total - before.total)
 
 
-def test_settle_waits_until_the_process_uses_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_waits_until_the_process_uses_no_cpu() -> None:
     samples = iter((0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 9.0))
-    monkeypatch.setattr(idle, "SETTLED", 0.001)
-    monkeypatch.setattr(idle.usage, "cpu", lambda pid: Used(next(samples)))
-    idle.settle(1)
+    idle.settle(1, lambda pid: Used(next(samples)), every=0.001)  # type: ignore[arg-type, return-value]
     assert list(samples) == [9.0]

@@ -17,17 +17,13 @@ def test_memory_is_touched_to_the_last_byte() -> None:
 
 
 @pytest.mark.parametrize(("used", "free"), [("300", 700), ("2000", 0)])
-def test_free_memory_is_bounded_by_the_limit_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: str, free: int
-) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+def test_free_memory_is_bounded_by_the_limit_of_a_container(tmp_path: Path, used: str, free: int) -> None:
     (tmp_path / "memory.max").write_text("1000")
     (tmp_path / "memory.current").write_text(used)
-    assert memory.free_memory() == free
+    assert memory.free_memory(tmp_path) == free
 
 
-def test_free_memory_is_that_of_the_machine_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.free_memory() > 1 << 20
+def test_free_memory_is_that_of_the_machine_without_a_limit(tmp_path: Path) -> None:
+    assert memory.free_memory(tmp_path) > 1 << 20
     (tmp_path / "memory.max").write_text("max")
-    assert memory.free_memory() > 1 << 20
+    assert memory.free_memory(tmp_path) > 1 << 20

@@ -23,7 +23,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in ("REDIS_SERVER", "NATS_SERVER", "FIGG_SERVER", "BEATS_SERVER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(peers, "HOME", tmp_path / "home")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return tmp_path
 
 
@@ -70,7 +70,7 @@ def test_installed_programs_are_not_installed_again(nowhere: Path) -> None:
     program(nowhere, "redis-server", "v=7.0.15")
     program(nowhere, "nats-server", "v2.12.8")
     peers.install()
-    assert not peers.HOME.exists()
+    assert not peers.home().exists()
 
 
 def test_nothing_accepts_connections_on_a_free_port() -> None:

@@ -25,21 +25,21 @@ def contestant(name: str, started: list[str], fails: bool = False) -> Contestant
     return Contestant(name=name, durable=Durable.SYNCED, share=0.5, start=start, version=lambda: "1")
 
 
-def test_contestants_are_measured_in_turn_and_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_contestants_are_measured_in_turn_and_stopped(tmp_path: Path) -> None:
     turns: list[tuple[str, int]] = []
     running: list[Running] = []
 
-    def measure(bout: loads.Bout) -> dict[str, float]:
-        turns.append((bout.contestant.name, bout.case.messages))
-        running.append(bout.running)
-        return {"micros": len(turns)}
+    class Counting(loads.Bout):
+        def measure(self) -> dict[str, float]:
+            turns.append((self.contestant.name, self.case.messages))
+            running.append(self.running)
+            return {"micros": len(turns)}
 
-    monkeypatch.setattr(loads.Bout, "measure", measure)
     case = Case(name="figg/x", protocol="figg", messages=100)
     started: list[str] = []
     told: list[Any] = []
     two = [contestant("a", started), contestant("b", started)]
-    found = runner.run(case, two, tmp_path / "servers", 3, "batch", told.append)
+    found = runner.run(case, two, tmp_path / "servers", 3, "batch", told.append, Counting)
     assert turns == [("a", 50), ("b", 50)] * 3
     assert [(one.contestant, one.median("micros")) for one in found] == [("a", 3), ("b", 4)]
     assert all(one.process.poll() is not None for one in running)
@@ -47,12 +47,17 @@ def test_contestants_are_measured_in_turn_and_stopped(monkeypatch: pytest.Monkey
     assert not tmp_path.joinpath("servers").exists()
 
 
-def test_case_of_one_message_at_a_time_is_not_shortened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_case_of_one_message_at_a_time_is_not_shortened(tmp_path: Path) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(loads.Bout, "measure", lambda bout: sizes.append(bout.case.messages) or {"micros": 1.0})
+
+    class Sizes(loads.Bout):
+        def measure(self) -> dict[str, float]:
+            sizes.append(self.case.messages)
+            return {"micros": 1.0}
+
     for more in ({"window": 1}, {"rate": 5.0}, {}):
         case = Case(name="figg/x", protocol="figg", messages=100, **more)  # type: ignore[arg-type]
-        runner.run(case, [contestant("a", [])], tmp_path / "servers", 1, "batch")
+        runner.run(case, [contestant("a", [])], tmp_path / "servers", 1, "batch", bout=Sizes)
     assert sizes == [100, 100, 50]
 
 

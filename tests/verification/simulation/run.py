@@ -104,11 +104,13 @@ class Kind:
     :ivar herd: how many clients restart together; 0 if there is no herd
     :ivar servers: how many servers the cluster has; 0 for one server alone
     :ivar steps: how many steps there are; None if the seed decides
+    :ivar patience: how much processor time one takes at most, in seconds, besides the time for its steps and its herd
     """
 
     herd: int = 0
     servers: int = 0
     steps: int | None = None
+    patience: float = PATIENCE
 
     def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> simulation.Outcome:
         if self.herd:
@@ -120,13 +122,15 @@ class Kind:
 
 def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
     """Run one simulation; record a violation with its seed in *tally*."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE + kind.herd + (kind.steps or 0) / 10)
+    signal.setitimer(signal.ITIMER_VIRTUAL, kind.patience + kind.herd + (kind.steps or 0) / 10)
     tally.simulations += 1
     try:
         found = kind.simulate(seed, protocol)
     except Violation as violation:
         tally.problems.append(str(violation))
-    except (Exception, Endless) as error:
+    except Endless:
+        tally.problems.append(f"seed {seed} of {protocol}: it has taken {kind.patience:g} s of processor time")
+    except Exception as error:
         tally.problems.append(f"seed {seed} of {protocol}: {type(error).__name__}: {error}")
     else:
         tally.take(found)
@@ -137,7 +141,7 @@ def one(seed: int, protocol: str, tally: Tally, kind: Kind) -> None:
 
 
 def _endless(*_: Any) -> None:
-    raise Endless(f"it has taken {PATIENCE:g} s of processor time")
+    raise Endless
 
 
 def quiet() -> None:

@@ -115,30 +115,27 @@ def test_a_bug_is_noticed(name: str, logged_errors: Any) -> None:
     logged_errors.take()
 
 
-def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate = simulation.simulate
+def test_a_process_that_dies_is_reported_with_its_seed_and_the_others_continue() -> None:
+    class Dying(run.Kind):  # type: ignore[misc]
+        def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> Any:
+            if seed == 3:
+                os.abort()
+            if seed == 5:
+                raise ValueError("a mistake")
+            return super().simulate(seed, protocol, trace)
 
-    def dies(seed: int, protocol: str, *more: Any) -> Any:
-        if seed == 3:
-            os.abort()
-        if seed == 5:
-            raise ValueError("a mistake")
-        return simulate(seed, protocol)
-
-    monkeypatch.setattr(simulation, "simulate", dies)
-    total = run.run("figg", 0, 8, 1, run.Kind())
+    total = run.run("figg", 0, 8, 1, Dying())
     assert total.simulations == 8
     died, wrong = total.problems
     assert died == "seed 3 of figg: its process ended with -6"
     assert wrong == "seed 5 of figg: ValueError: a mistake"
 
 
-def test_an_endless_simulation_is_reported_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forever(seed: int, protocol: str, *more: Any) -> None:
-        while True:
-            """It does nothing else."""
+def test_an_endless_simulation_is_reported_with_its_seed() -> None:
+    class Forever(run.Kind):  # type: ignore[misc]
+        def simulate(self, seed: int, protocol: str, trace: list[str] | None = None) -> Any:
+            while True:
+                """It does nothing else."""
 
-    monkeypatch.setattr(simulation, "simulate", forever)
-    monkeypatch.setattr(run, "PATIENCE", 0.05)
-    (problem,) = run.run("figg", 4, 1, 1, run.Kind()).problems
-    assert problem == "seed 4 of figg: Endless: it has taken 0.05 s of processor time"
+    (problem,) = run.run("figg", 4, 1, 1, Forever(patience=0.05)).problems
+    assert problem == "seed 4 of figg: it has taken 0.05 s of processor time"
