@@ -64,6 +64,7 @@ class Backup:
     :ivar vouches: whether the copy is a backup or a standby, for whose end its file END vouches
     :ivar accept_unknown_end: whether to copy a source for whose end nothing vouches
     :ivar progress: called with the number of bytes that are copied so far, and the number of bytes to copy
+    :ivar seconds: the monotonic clock
     :ivar mark: the durable mark of the source when the backup last looked at it
     :ivar looked: when (monotonic, seconds) the backup last looked at the source and then copied its whole durable part
     """
@@ -75,6 +76,7 @@ class Backup:
     vouches: bool = True
     accept_unknown_end: bool = False
     progress: Progress = attrs.field(default=lambda done, total: None)
+    seconds: Callable[[], float] = time.monotonic
     mark: int = attrs.field(default=0, init=False)
     looked: float = attrs.field(default=float("-inf"), init=False)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
@@ -138,7 +140,7 @@ class Backup:
         return not self._failures
 
     def _run(self) -> None:
-        began = time.monotonic()
+        began = self.seconds()
         view = self._look()
         self.mark = view.mark
         if self._compared and view.mark == self.replica.position:
@@ -293,11 +295,11 @@ class Backup:
 
     def _update_subscription(self, min_age: float) -> None:
         """Move the subscription to the end of the backup, unless it was moved in the last *min_age* seconds."""
-        if self.subscription is not None and time.monotonic() - self._updated >= min_age:
+        if self.subscription is not None and self.seconds() - self._updated >= min_age:
             tail = self.replica.tail
             identity = fmt.UNKNOWN if tail is None else tail.identity
             self.source.update_subscription(self.subscription, self.replica.position, identity)
-            self._updated = time.monotonic()
+            self._updated = self.seconds()
 
 
 def check_target(source: Place, directory: Path) -> None:

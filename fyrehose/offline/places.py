@@ -185,11 +185,13 @@ class RemoteJournal:
 
     :ivar token: the token to send, if any; Spark's workers get it with the pickled place, and need no file
     :ivar timeout: of a request, in seconds: see BlockingClient
+    :ivar first_pause_s: the pause before a request is tried again, in seconds; each further one is twice as long
     """
 
     url: str
     token: str | None = attrs.field(default=None, repr=False)
     timeout: float = TIMEOUT
+    first_pause_s: float = 0.2
     for_headers: ClassVar[int] = CHUNK  # Each read is a request, so few large ones cost less.
 
     def __str__(self) -> str:
@@ -315,7 +317,7 @@ class _Connection:
                     raise JournalUnreachable(
                         f"{url} does not answer: {os_reason(error)}; is `fyrehose journal serve` running?"
                     ) from error
-                time.sleep(0.2 * 2**attempt)
+                time.sleep(self._server.first_pause_s * 2**attempt)
         raise AssertionError("unreachable: the last try raises or returns")
 
     def _checked(self, path: str, answer: ServerAnswer) -> bytes:

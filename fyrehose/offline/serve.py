@@ -215,11 +215,16 @@ class ServeFactory(SessionFactory):
     proofs = None
 
     def __init__(
-        self, directory: Path, hosts: frozenset[str] | None = None, token: str | None = None, reactor: Any = None
+        self,
+        directory: Path,
+        hosts: frozenset[str] | None = None,
+        token: str | None = None,
+        reactor: Any = None,
+        piece: int = PIECE,
     ) -> None:
         # Only the counters and limits of this broker are used, because clients publish nothing.
         super().__init__(CallbackBroker(lambda run: None), reactor=reactor)
-        self.directory, self.hosts, self.token = directory, hosts, token
+        self.directory, self.hosts, self.token, self.piece = directory, hosts, token, piece
         self.rounds = Rounds(self.clock)
 
 
@@ -247,7 +252,7 @@ class FileSending:
         if self.paused:
             return 0
         try:
-            data = self.file.read(min(PIECE, self.stop - self.position))
+            data = self.file.read(min(self.protocol.factory.piece, self.stop - self.position))
         except OSError as error:
             self.protocol.log.warn("closing a connection, because a file cannot be read: {error}", error=error)
             data = b""

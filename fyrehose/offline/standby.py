@@ -49,20 +49,27 @@ class Lag:
 class Standby:
     """A standby that follows the journal at *url* by means of the backup *copying*.
 
+    The time is that of the backup's clock.
+
     :ivar observe: called with the lag from time to time
+    :ivar sleep: waits for so many seconds
     """
 
     url: str
     copying: Backup
     observe: Callable[[Lag], object] = attrs.field(default=lambda lag: None)
-    _began: float = attrs.field(factory=lambda: time.monotonic(), init=False)
+    sleep: Callable[[float], object] = time.sleep
+    _began: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._began = self.copying.seconds()
 
     @property
     def lag(self) -> Lag:
         """Return how far the standby is behind; until it is complete once, the seconds count from the start."""
         copying = self.copying
         since = max(self._began, copying.looked)
-        return Lag(max(0, copying.mark - copying.replica.position), time.monotonic() - since, copying.reachable)
+        return Lag(max(0, copying.mark - copying.replica.position), copying.seconds() - since, copying.reachable)
 
     def catch_up(self, run: Callable[[], object]) -> None:
         """Copy the missing bytes by calling *run*, a method of the backup, and mark the directory as a standby.
@@ -84,7 +91,7 @@ class Standby:
 
         def sleep(seconds: float) -> None:
             self.observe(self.lag)
-            time.sleep(seconds)
+            self.sleep(seconds)
 
         self.copying.follow(every, say, sleep)
 

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -352,13 +351,10 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, target, subscription="backup")
         assert subscriptions.registered(target) == [subscriptions.FileSubscription("lake", 4096, 17)]
 
-    def test_subscription_follows_the_backup(
-        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_subscription_follows_the_backup(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         updates: list[int] = []
         clock = [64.0]
-        monkeypatch.setattr(backups, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
         class Recording(Directory):
             def update_subscription(self, name: str, position: int, identity: bytes = fmt.UNKNOWN) -> None:
@@ -367,7 +363,7 @@ class TestSnapshotsAndReaders:
                 super().update_subscription(name, position, identity)
 
         with Replica(target, Files()) as replica:
-            backup = Backup(Recording(source.directory), replica, subscription="backup")
+            backup = Backup(Recording(source.directory), replica, subscription="backup", seconds=lambda: clock[0])
             backup.run()
             assert updates == [0, look(source.directory).mark]
             backup.run()

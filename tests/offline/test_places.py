@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -20,7 +19,6 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import scan, subscriptions
-from fyrehose.offline import places
 from fyrehose.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
 from fyrehose.offline.serve import ServeFactory
 from tests.doubles.answering import Answering, proxy
@@ -208,12 +206,11 @@ def test_missing_or_empty_directory_is_unreachable(tmp_path: Path) -> None:
         place(str(tmp_path / "unmounted")).view()
 
 
-def test_unreachable_server_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
+def test_unreachable_server_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(JournalUnreachable, match=r"does not answer.*`fyrehose journal serve` running"):
-            RemoteJournal(f"http://127.0.0.1:{taken.getsockname()[1]}").view()
+            RemoteJournal(f"http://127.0.0.1:{taken.getsockname()[1]}", first_pause_s=0).view()
     for wrong in ("http://", "http://h:99999", "http://h:x", "http://[h"):
         with pytest.raises(ConfigError, match="http://HOST:PORT"):
             RemoteJournal(wrong).view()
@@ -237,10 +234,7 @@ def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"], "is no `fyrehose journal serve`"),
     ],
 )
-def test_invalid_answers_are_reported(
-    answers: list[bytes], outcome: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(places, "time", SimpleNamespace(sleep=lambda seconds: None))
+def test_invalid_answers_are_reported(answers: list[bytes], outcome: str | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -252,7 +246,7 @@ def test_invalid_answers_are_reported(
 
         thread = threading.Thread(target=answer)
         thread.start()
-        server = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        server = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", first_pause_s=0)
         if outcome is None:
             assert server.view().mark == 0
         else:

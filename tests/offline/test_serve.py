@@ -247,7 +247,7 @@ def test_subscription_that_cannot_be_stored_is_answered_with_507(bench: Any) -> 
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+def test_client_that_reads_nothing_is_disconnected(bench: Any, reads: bool) -> None:
     class Full(Transport):
         """A transport that pauses its producer after each piece."""
 
@@ -256,9 +256,9 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, monkeypatch: pyte
             if self.producer is not None and len(data) >= 1000:
                 self.producer.pauseProducing()
 
-    monkeypatch.setattr(serve, "PIECE", 1000)
     timers = len(bench.clock.getDelayedCalls())
-    connection, transport = connected(bench, Full)
+    made = ServeFactory(bench.directory, reactor=bench.clock, piece=1000)
+    connection, transport = connected(bench, Full, made)
     base, end = bench.journal.store.sealed[1]
     connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
     bench.clock.advance(0)

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -112,13 +111,8 @@ class TestFollowing:
         assert followed(tmp_path / "b") == URL
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_the_lag_is_measured_when_the_source_answers(
-        self, source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_lag_is_measured_when_the_source_answers(self, source: Any, tmp_path: Path) -> None:
         now, lags, away = [100.0], [], tmp_path / "away"
-        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: steps.pop(0)())
-        monkeypatch.setattr("fyrehose.offline.standby.time", clock)
-        monkeypatch.setattr("fyrehose.offline.backup.time", clock)
 
         def later() -> None:
             now[0] += 10
@@ -133,8 +127,8 @@ class TestFollowing:
         steps: list[Callable[[], None]] = [later, lose, later, later, end]
         said: list[str] = []
         with Replica(tmp_path / "b", Files()) as replica:
-            copying = Backup(Directory(source.directory), replica)
-            standby = Standby(URL, copying, lags.append)
+            copying = Backup(Directory(source.directory), replica, seconds=lambda: now[0])
+            standby = Standby(URL, copying, lags.append, lambda seconds: steps.pop(0)())
             assert standby.lag == Lag(0, 0, True)
             standby.catch_up(copying.run)
             with pytest.raises(KeyboardInterrupt):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from click.testing import CliRunner, Result
 
-from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.command import main
 from tests.doubles.answering import Answering, own, proxy
 
@@ -77,23 +76,23 @@ def test_retire_requires_a_name() -> None:
     assert server.requests == []
 
 
+LISTED = own({"journal": {}, "streams": {"total": 0, "matching": 0, "listed": []}})
+
+
+def matches(server: Answering) -> list[str]:
+    """Return the text that the names of the streams in each answer were to contain."""
+    return [parse_qs(urlsplit(target).query).get("match", [""])[0] for _, target, _, _ in server.requests]
+
+
 @pytest.mark.parametrize("words", [[], ["part"], ["--format", "json"], ["--format", "json", "part"], ["list", "part"]])
-def test_list_is_the_default_command(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    asked = []
-
-    def status(asker: RemoteServer, match: str, limit: int) -> dict[str, Any]:
-        asked.append(match)
-        return {"streams": {"total": 0, "matching": 0, "listed": []}}
-
-    monkeypatch.setattr(RemoteServer, "status", status)
-    assert run(*words).exit_code == 0
-    assert asked == ["part" if "part" in words else ""]
+def test_list_is_the_default_command(words: list[str]) -> None:
+    with Answering([LISTED]) as server:
+        assert run(*words, "--url", server.url).exit_code == 0
+    assert matches(server) == ["part" if "part" in words else ""]
 
 
-def test_list_finds_names_that_contain_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    listed: dict[str, Any] = {"streams": {"total": 0, "matching": 0, "listed": []}}
-    monkeypatch.setattr(RemoteServer, "status", lambda asker, match, limit: asked.append(match) or listed)
-    assert run("list", "retire").exit_code == 0
-    assert asked == ["retire"]
+def test_list_finds_names_that_contain_a_command() -> None:
+    with Answering([LISTED]) as server:
+        assert run("list", "--url", server.url, "retire").exit_code == 0
+    assert matches(server) == ["retire"]
     assert "retire" in run("--help").output

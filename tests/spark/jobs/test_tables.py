@@ -460,7 +460,6 @@ def test_run_with_follow_retries_after_failures_and_stores_each_event_once(
             raise JournalUnreachable("the answer was lost")
 
     monkeypatch.setattr(Lake, "commit", unsure)
-    monkeypatch.setattr("fyrehose.spark.repeating.FIRST_PAUSE", 0.0)
 
     def stop() -> bool:
         rounds.append(1)
