@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,13 @@ class ReplicationSettings:
         return password
 
 
-def completed(settings: ReplicationSettings, folder: str) -> ReplicationSettings:
+def completed(
+    settings: ReplicationSettings, folder: str, host: Callable[[], str] = socket.gethostname
+) -> ReplicationSettings:
     """Check the settings of the table ``[replication]`` together; return them with a name and absolute paths.
 
     :param folder: the folder of the configuration file, in which relative paths of the table are resolved
+    :param host: returns the name of this host, which names the server by default
     :raises Mistake: an option is missing
     """
     given = {typed(name) for name, value in attrs.asdict(settings, recurse=False).items() if value}
@@ -147,15 +151,15 @@ def completed(settings: ReplicationSettings, folder: str) -> ReplicationSettings
         if (one in given) != (other in given):
             raise Mistake(f"it needs both {one} and {other}, or neither", key=one if one in given else other)
     paths = within(folder, ReplicationSettings, attrs.asdict(settings, recurse=False))
-    return attrs.evolve(settings, **paths | {"name": settings.name or _host_name()})
+    return attrs.evolve(settings, **paths | {"name": settings.name or _host_name(host())})
 
 
-def _host_name() -> str:
-    """Return the name of this host, for use as the name of this server.
+def _host_name(host: str) -> str:
+    """Return the name of this *host*, for use as the name of this server.
 
     :raises Mistake: the name of the host is not a valid name of a server
     """
-    host = socket.gethostname().split(".")[0]
+    host = host.split(".")[0]
     if not is_name(host):
         raise Mistake(
             f"name is missing, because the host name {host!r} cannot be used: "

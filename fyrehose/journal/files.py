@@ -203,18 +203,20 @@ class SteppedFiles(Files):
         return stepwise(self, *batch)
 
 
-def lock(directory: Path) -> int:
+def lock(directory: Path, files: Files | None = None) -> int:
     """Create *directory* if it is missing, and lock it for this process.
 
+    :param files: the system calls that change it
     :return: a descriptor; the lock lasts until it is closed
     :raises JournalLocked: another process has locked it
     :raises JournalUnusable: this user may not create the directory, or not write to it
     :raises JournalFull: the disk has no space for the process id, which the lock file contains
     :raises JournalError: the file system failed
     """
+    files = files or Files()
     try:
-        _make(directory)
-        fd = Files().open(directory / "LOCK", os.O_RDWR | os.O_CREAT)
+        _make(directory, files)
+        fd = files.open(directory / "LOCK", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise _unusable(directory, error) from error
     try:
@@ -227,8 +229,8 @@ def lock(directory: Path) -> int:
             "a command such as a backup into it; stop that process first, or use another directory"
         ) from error
     try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        files.truncate(fd, 0)
+        files.write(fd, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
         os.close(fd)
         kind = JournalFull if error.errno in NO_ROOM else JournalError
@@ -261,12 +263,12 @@ def _unusable(directory: Path, error: OSError) -> JournalError:
     return JournalError(f"{what}: {error.strerror}; check the file system of {found}")
 
 
-def _make(directory: Path) -> None:
+def _make(directory: Path, files: Files) -> None:
     """Create *directory* and its missing parents durably, so that a power cut cannot remove the whole journal."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for path in reversed(missing):
-        Files().sync_directory(path.parent)
+        files.sync_directory(path.parent)
 
 
 def owns_lock(directory: Path, fd: int) -> bool:

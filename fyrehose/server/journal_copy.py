@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
@@ -23,17 +24,20 @@ EVERY = 5.0
 
 
 class CopyLog:
-    """A progress log of the copying, which also ends the copying by an error when *stopping* is set."""
+    """A progress log of the copying, which also ends the copying by an error when *stopping* is set.
 
-    def __init__(self, stopping: Event) -> None:
-        self._stopping = stopping
-        self._logged = time.monotonic()
+    :param seconds: the monotonic clock
+    """
+
+    def __init__(self, stopping: Event, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._stopping, self._seconds = stopping, seconds
+        self._logged = seconds()
 
     def __call__(self, done: int, total: int) -> None:
         if self._stopping.is_set():
             raise JournalError("the copying was stopped, because this server is stopping; the next start continues it")
-        if time.monotonic() - self._logged >= EVERY:
-            self._logged = time.monotonic()
+        if self._seconds() - self._logged >= EVERY:
+            self._logged = self._seconds()
             log.info("replication: copied {done} of {total}", done=shown_size(done), total=shown_size(total))
 
 

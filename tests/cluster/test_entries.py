@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.cluster import entries
-from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity, divide
+from fyrehose.cluster.entries import HEADER, EntryKind, EntryWriter, LogEntry, Piece, Validity, divide
 from fyrehose.cluster.members import Members
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.format import SEGMENT_MAGIC, UNKNOWN, Damage, Newer
@@ -65,10 +65,16 @@ def test_an_entry_with_a_list_of_members_has_the_specified_bytes() -> None:
     assert entry.end == 64
 
 
-def test_an_entry_of_the_version_before_has_no_list_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "VERSION", 2)
-    packed = checkpoint(3, 64).pack()
-    monkeypatch.undo()
+def of_version(version: int, entry: LogEntry) -> bytes:
+    """Return *entry* as another version packs it, with the checksum of its header."""
+    packed = bytearray(entry.pack())
+    packed[4] = version
+    packed[HEADER.size - 4 : HEADER.size] = crc32c(packed[: HEADER.size - 4]).to_bytes(4, "little")
+    return bytes(packed)
+
+
+def test_an_entry_of_the_version_before_has_no_list_of_members() -> None:
+    packed = of_version(2, checkpoint(3, 64))
     assert packed[4] == 2
     assert LogEntry.unpack(packed) == checkpoint(3, 64)
 
@@ -115,12 +121,9 @@ def test_every_truncated_entry_is_detected() -> None:
         LogEntry.unpack(GOLDEN + b"\0")
 
 
-def test_an_entry_of_a_newer_version_is_refused_as_newer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "VERSION", 4)
-    packed = DATA.pack()
-    monkeypatch.undo()
+def test_an_entry_of_a_newer_version_is_refused_as_newer() -> None:
     with pytest.raises(Newer, match="version 4, this reads 3"):
-        LogEntry.unpack(packed)
+        LogEntry.unpack(of_version(4, DATA))
 
 
 def test_invalid_values_are_refused_although_the_checksums_match() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -71,7 +70,7 @@ class Server:
                 log_limit=cluster.log_limit,
                 journal=str(cluster.directory / self.name) if cluster.fills else "",
             ),
-            copy=partial(copy_journal, "") if cluster.fills else None,
+            copy=partial(cluster.copy, "") if cluster.fills else None,
             in_thread=maybeDeferred,
             on_reopen=self.reopenings.append,
             shared_log=cluster.hub.log(self.name),
@@ -119,6 +118,7 @@ class Cluster:
     members: int = 3
     #: Whether servers copy each other's journals by themselves.
     fills: bool = False
+    copy: Callable[..., int] = copy_journal
     member_timeout: float = 86400.0
     log_limit: int = 1 << 30
     clock: Clock = attrs.field(factory=Clock)
@@ -240,15 +240,13 @@ def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
     assert follower.journal.standing.age < 1.5
 
 
-def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_followers_of_a_leader_that_is_cut_off_are_as_old_as_it_is(cluster: Cluster) -> None:
     """A leader that is cut off from the shared log cannot know what another leader has acknowledged meanwhile."""
     servers = [cluster.add(name) for name in "ab"]
     leader = cluster.elect()
     (follower,) = (server for server in servers if server is not leader)
     cluster.run(5)
-    monkeypatch.setattr(MemoryLog, "extent", lambda log: Deferred())  # messages between servers still arrive
+    cluster.hub.tells_extent = False  # messages between servers still arrive
     cluster.run(8)
     assert leader.role is State.LEADER
     assert leader.journal.standing.age > 7
@@ -389,13 +387,11 @@ def test_another_server_takes_over_when_the_leader_is_silent(cluster: Cluster) -
     assert b"lost" in next(old.journal.directory.glob("torn-*.bytes")).read_bytes()
 
 
-def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_whose_messages_are_late_counts_as_alive_by_its_entries(cluster: Cluster) -> None:
     """Otherwise two servers that miss messages of the leader would depose each other again and again."""
     leader = cluster.elect("abc")
     cluster.settle()
-    monkeypatch.setattr(MemoryLog, "say", lambda self, message: None)
+    cluster.hub.hears_others = False
     for number in range(20):
         leader.publish(b"%d" % number)
         cluster.run(1)
@@ -754,20 +750,17 @@ def test_a_running_server_that_is_too_far_behind_asks_to_be_started_again(cluste
     assert new.read() == leader.acknowledged
 
 
-def test_a_server_is_filled_when_another_one_can_be_reached(
-    cluster: Cluster, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_filled_when_another_one_can_be_reached(cluster: Cluster, log_lines: list[str]) -> None:
     leader = trimmed(cluster)
     tries = []
-    works = copy_journal
 
     def copy(token_file: str, url: str, *arguments: Any) -> int:
         tries.append(url)
         if len(tries) < 4:
             raise JournalUnreachable("it is not running")
-        return works(token_file, url, *arguments)
+        return copy_journal(token_file, url, *arguments)
 
-    monkeypatch.setattr(sys.modules[__name__], "copy_journal", copy)
+    cluster.copy = copy
     new = cluster.add("c")
     cluster.run(1)
     cluster.settle()
@@ -835,17 +828,14 @@ def test_no_server_begins_a_lost_shared_log_again_by_itself(cluster: Cluster, lo
         raise_from(new.broker.publish([Run.of("s", [b"x"], source="t")]))
 
 
-def test_a_server_continues_after_outdated_answers_for_some_seconds(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_continues_after_outdated_answers_for_some_seconds(cluster: Cluster) -> None:
     """A NATS server that was frozen may believe for a while that it leads the stream, and report an earlier end."""
     leader = cluster.elect("ab")
-    outdated = EntryRange(1, 1)
     leader.publish(b"x")
     cluster.settle()
-    with monkeypatch.context() as patched:
-        patched.setattr(MemoryLog, "extent", lambda log: log._ask(lambda: outdated))
-        cluster.run(10)
+    cluster.hub.outdated = EntryRange(1, 1)
+    cluster.run(10)
+    cluster.hub.outdated = None
     leader.publish(b"y")
     cluster.settle()
     for server in cluster.servers.values():

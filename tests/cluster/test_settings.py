@@ -52,13 +52,11 @@ def test_missing_servers_are_refused() -> None:
         parse({"name": "a"})
 
 
-def test_a_server_without_a_name_has_that_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {"servers": TABLE["servers"]}
-    monkeypatch.setattr("socket.gethostname", lambda: "node-7.example.org")
-    assert parse(table).name == "node-7"
-    monkeypatch.setattr("socket.gethostname", lambda: "node 7")
+def test_a_server_without_a_name_has_that_of_its_host() -> None:
+    settings = structured(ReplicationSettings, {"servers": TABLE["servers"]})
+    assert completed(settings, "", lambda: "node-7.example.org").name == "node-7"
     with pytest.raises(Mistake, match="because the host name 'node 7' cannot be used"):
-        parse(table)
+        completed(settings, "", lambda: "node 7")
 
 
 def test_a_user_needs_a_password_file_that_can_be_read(tmp_path: Path) -> None:

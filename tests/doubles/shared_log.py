@@ -45,6 +45,11 @@ class Hub:
     here: dict[str, EntryWriter | None] = attrs.field(factory=dict)
     #: the answer to the question whether a server is connected; None: the truth
     answers: bool | None = None
+    #: the answer to the question for the extent of the log; None: the truth
+    outdated: EntryRange | None = None
+    #: whether that question is answered, and whether what servers say to each other arrives
+    tells_extent: bool = True
+    hears_others: bool = True
 
     def log(self, name: str) -> MemoryLog:
         """Return the connection of the server *name* to the log."""
@@ -104,7 +109,9 @@ class MemoryLog:
         return self._ask(lambda: self.hub.append(entry, expect))
 
     def extent(self) -> Deferred[EntryRange]:
-        return self._ask(lambda: EntryRange(self.hub.first, len(self.hub.entries), self.hub.size))
+        if not self.hub.tells_extent:
+            return Deferred()
+        return self._ask(lambda: self.hub.outdated or EntryRange(self.hub.first, len(self.hub.entries), self.hub.size))
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(lambda: self.hub.read(number, most))
@@ -114,7 +121,7 @@ class MemoryLog:
 
     def say(self, message: bytes) -> None:
         for name, heard in self.hub.hears.items():
-            if not {name, self.name} & self.hub.away:
+            if self.hub.hears_others and not {name, self.name} & self.hub.away:
                 self.hub.clock.callLater(self._delay(), self._deliver, heard, name, message)
 
     def _deliver(self, heard: Callable[[bytes], None], name: str, message: bytes) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fyrehose.errors import JournalError, JournalFull, JournalLocked
 from fyrehose.journal.files import PIECE, Files, lock
+from tests.doubles.files import FaultyFiles
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", [b"ab", b"", b"c" * 10]])
@@ -145,15 +146,17 @@ def test_lock_names_its_holder_and_is_released_by_a_kill(tmp_path: Path) -> None
     os.close(lock(tmp_path))
 
 
-def test_a_new_directory_is_synced_with_every_parent_that_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_directory_is_synced_with_every_parent_that_is_new(tmp_path: Path) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(Files, "sync_directory", lambda self, directory: synced.append(directory))
-    os.close(lock(tmp_path / "a" / "b"))
+
+    class Synced(Files):
+        def sync_directory(self, directory: Path) -> None:
+            synced.append(directory)
+
+    os.close(lock(tmp_path / "a" / "b", Synced()))
     assert synced == [tmp_path, tmp_path / "a"]
     synced.clear()
-    os.close(lock(tmp_path / "a" / "b"))
+    os.close(lock(tmp_path / "a" / "b", Synced()))
     assert synced == []
 
 
@@ -163,17 +166,10 @@ def test_unusable_directory_is_refused(tmp_path: Path) -> None:
         lock(tmp_path / "file" / "journal")
 
 
-@pytest.mark.parametrize("call", ["ftruncate", "pwrite"])
-def test_a_lock_whose_file_cannot_be_written_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, call, fail)
+@pytest.mark.parametrize("call", ["truncate", "write"])
+def test_a_lock_whose_file_cannot_be_written_is_released(tmp_path: Path, call: str) -> None:
     with pytest.raises(JournalFull, match="Read-only file system; free some space"):
-        lock(tmp_path)
-    monkeypatch.undo()
+        lock(tmp_path, FaultyFiles(name=call, nth=1, error=errno.EROFS))
     os.close(lock(tmp_path))
 
 

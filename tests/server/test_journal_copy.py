@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
@@ -20,7 +19,6 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
-from fyrehose.server import journal_copy as filling
 from fyrehose.server.journal_copy import CopyLog, copy_journal
 
 
@@ -71,10 +69,9 @@ def test_copying_that_was_stopped_is_completed_by_the_next_start(source: Path, t
     assert verify(target).records == verify(source).records
 
 
-def test_progress_is_logged_once_in_a_while(monkeypatch: pytest.MonkeyPatch, log_lines: list[str]) -> None:
+def test_progress_is_logged_once_in_a_while(log_lines: list[str]) -> None:
     now = [100.0]
-    monkeypatch.setattr(filling, "time", type("Time", (), {"monotonic": staticmethod(lambda: now[0])}))
-    progress: Any = CopyLog(Event())
+    progress = CopyLog(Event(), lambda: now[0])
     for seconds in (1, 3, 2, 1, 6):
         now[0] += seconds
         progress(int(now[0] - 100) << 20, 20 << 20)
