@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import pytest
@@ -83,9 +83,13 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = io.StringIO()
-    monkeypatch.setattr("fyrehose.cli.console.Console", lambda stderr: Console(file=drawn, force_terminal=True))
-    with showing.bar("working") as draw:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    drawn = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    with redirect_stderr(drawn), showing.bar("working") as draw:
         draw(1, 2)
     assert "working" in drawn.getvalue()
 

@@ -33,7 +33,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.observe.meters import MOST_RECENT
-from fyrehose.records import Run
+from fyrehose.records import Buffer, Run
 from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles
 
@@ -205,21 +205,28 @@ class TestNoRoom:
         bench.crash()
         assert open_journal().payloads() == [b"kept", b"again"]
 
-    def test_appends_behind_a_failed_commit_are_not_written(self, open_journal, monkeypatch) -> None:
+    def test_appends_behind_a_failed_commit_are_not_written(self, open_journal) -> None:
         """These appends would fit on the disk, but their numbers continue those of the failed commit."""
-        files, worker = FaultyFiles(), Held()
+        behind = []
+
+        class FullOnce(FaultyFiles):
+            full = False
+
+            def write(self, fd: int, data: Buffer, offset: int) -> None:
+                if not self.full:
+                    super().write(fd, data, offset)
+                    return
+                self.full = False
+                # The reactor may accept this append while the writer thread writes.
+                behind.append(bench.append(b"behind"))
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        files, worker = FullOnce(), Held()
         bench = open_journal(files=files, worker=worker)
         bench.append(b"kept")
         worker.hold = True
         first = bench.append(b"lost" * 100)
-        behind = []
-
-        def fail_once(fd: int, data: bytes, offset: int) -> None:
-            monkeypatch.undo()
-            behind.append(bench.append(b"behind"))  # The reactor may accept this append while the writer thread writes.
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(files, "write", fail_once)
+        files.full = True
         worker.do()
         assert isinstance(failed(first), ReadOnly)
         assert isinstance(failed(behind[0]), ReadOnly)

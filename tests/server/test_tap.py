@@ -171,8 +171,16 @@ def test_the_plugin_of_twistd_is_one_expression_and_imports_nothing(monkeypatch:
     assert not list(ROOT.joinpath("twisted").rglob("__init__.py")), "it would hide Twisted's own, or its plugins"
 
 
-def test_making_the_service_creates_no_files_or_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reactor, "seconds", reactor.seconds)
+@pytest.fixture
+def unchanged_reactor() -> Iterator[None]:
+    """Give the reactor its own clock again after a service was made."""
+    seconds = reactor.seconds
+    yield
+    reactor.seconds = seconds  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("unchanged_reactor")
+def test_making_the_service_creates_no_files_or_ports(tmp_path: Path) -> None:
     service = tap.makeService(parsed("--data-dir", str(tmp_path / "data")))
     assert list(tmp_path.iterdir()) == []
     assert reactor.seconds is time.monotonic
@@ -180,10 +188,8 @@ def test_making_the_service_creates_no_files_or_ports(tmp_path: Path, monkeypatc
     assert names == plugins.names()
 
 
-def test_an_invalid_endpoint_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(reactor, "seconds", reactor.seconds)
+@pytest.mark.usefixtures("unchanged_reactor")
+def test_an_invalid_endpoint_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         tap.makeService(parsed("--listen", "backbone=tcp:8119"))
     assert re.match(r"twistd fyrehose: .*backbone=tcp:8119", capsys.readouterr().err)

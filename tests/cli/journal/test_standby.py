@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,14 @@ def run(*words: str | Path, answer: str = "") -> Result:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the directory of a journal that requests to URL reach without a server process."""
+    handler = signal.getsignal(signal.SIGTERM)
     write(tmp_path / "data")
     monkeypatch.setattr("fyrehose.offline.places.place", lambda url, token_file: Directory(tmp_path / "data"))
     monkeypatch.setattr("fyrehose.offline.places.Directory.__str__", lambda self: URL)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
-    return tmp_path / "data"
+    yield tmp_path / "data"
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture
