@@ -32,8 +32,8 @@ _EVERYTHING = click.option("--all", "everything", is_flag=True, help="Also inclu
 def journal() -> None:
     """Verify, show, count, export and back up the journal in DIR, the server's --data-dir.
 
-    A server may write to DIR at the same time. No command changes the files of a server's journal; each ends with
-    status 3 if it finds damaged data, and verify with status 7 if the end of the journal is unknown.
+    A server may write to DIR meanwhile; no command changes its files. Status 3
+    means damage, and status 7 of verify that the end is unknown.
 
     \b
         fyrehose journal stats data

@@ -57,7 +57,6 @@ REFUSALS = (
     "operation-not-transactional",
     "operation-on-unreceived",
     "report-behind",
-    "report-behind",
     "result-not-transactional",
     "result-unasked",
     "results-unconfirmed",
