@@ -196,7 +196,9 @@ class FileJournal:
 
     @property
     def epoch(self) -> str:
-        """Return the first half of the identity of an open journal as text; "" if it has no identity yet."""
+        """Return the first half of the identity of an open journal as text; "" if it is closed, or has none yet."""
+        if self.state is JournalState.CLOSED:
+            return ""
         identity = self.writer.identity
         return "" if identity == UNKNOWN else identity[:8].hex()
 
