@@ -93,7 +93,9 @@ def test_space_that_is_just_enough_again_does_not_count_as_too_little(tmp_path: 
     alone.broker.close()
 
 
-def test_subscription_beyond_the_end_of_a_server_that_began_with_a_full_disk_begins_at_the_start(tmp_path: Path) -> None:
+def test_subscription_beyond_the_end_of_a_server_that_began_with_a_full_disk_begins_at_the_start(
+    tmp_path: Path,
+) -> None:
     """Only a follower may lack records that a subscriber has seen."""
     alone = Alone(tmp_path, 1024 * MIB)
     alone.publish()
