@@ -142,6 +142,10 @@ class IJournal(Interface):
         "Called for the time that a record would get now, in microseconds since 1970 UTC: the clock for all state that "
         "outlives a connection, because it does not follow a wall clock that may be wrong."
     )
+    monotonic = Attribute(
+        "Called for the microseconds of a clock that never steps, not even with the wall clock: the clock for how long "
+        "state that outlives a connection is kept."
+    )
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
@@ -293,6 +297,8 @@ class IBroker(Interface):
 
     standing = Attribute("What this server is now: see IJournal.standing.")
     epoch = Attribute("See IJournal.epoch.")
+    record_time = Attribute("See IJournal.record_time.")
+    monotonic = Attribute("See IJournal.monotonic.")
     named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
 
     def when_leading() -> Deferred[None]:

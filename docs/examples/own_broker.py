@@ -8,6 +8,7 @@ no more than that.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -50,6 +51,14 @@ class LastMessages:
     def __attrs_post_init__(self) -> None:
         self._fanout = Fanout(self.clock, self.read)
 
+    def record_time(self) -> int:
+        """Return the time that a record would get now, in microseconds since 1970 UTC."""
+        return int(self.clock.seconds() * 1_000_000)
+
+    def monotonic(self) -> int:
+        """Return the microseconds of a clock that never steps."""
+        return time.monotonic_ns() // 1000
+
     def when_leading(self) -> Deferred[None]:
         """Return a Deferred that has fired: this broker is no member of a cluster."""
         return succeed(None)
@@ -83,7 +92,7 @@ class LastMessages:
             first = self.bounds(run.stream)[1] + 1
             firsts.append(first)
             kept = self._streams.setdefault(run.stream, deque(maxlen=self.keep))
-            kept.append(run.numbered(first, int(self.clock.seconds() * 1_000_000)))
+            kept.append(run.numbered(first, self.record_time()))
         self._fanout.durable({run.stream: self.bounds(run.stream)[1] for run in (*runs, *own)})
         return succeed(tuple(firsts))
 

@@ -146,7 +146,7 @@ class Broker(Peer):
         room = NamedRoom(self.budget, self.named_subscriptions)
         self.table = NamedSubscriptions(self.clock, self.journal, publish, room)
         self.once = PublishedOnce(
-            self.journal, self.sequencer, self.budget, self.counters, self.clock.seconds, self.keys_kept, self.most_keys
+            self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys
         )
         self.shares = SharedSubscriptions(
             self.clock,

@@ -57,6 +57,14 @@ class CallbackBroker:
     epoch = ""  #: this server keeps no records
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
 
+    def record_time(self) -> int:
+        """Return the time that a record would get now, in microseconds since 1970 UTC."""
+        return int(self.now() * 1_000_000)
+
+    def monotonic(self) -> int:
+        """Return the microseconds of a clock that never steps."""
+        return time.monotonic_ns() // 1000
+
     def when_leading(self) -> Deferred[None]:
         """Return a Deferred that has fired, because this broker accepts messages at any time."""
         return succeed(None)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -66,7 +66,7 @@ class Known:
     :ivar digest: the digest of the messages
     :ivar holder: the peer for which the key counts; empty: the server, or unknown
     :ivar record: the number of the key's latest record in the stream of the keys
-    :ivar since: when the key was published or recovered (monotonic, seconds)
+    :ivar since: when the key was published or recovered, in microseconds of :attr:`.IJournal.monotonic`
     :ivar waiting: the repetitions that wait until the publish is durable; None: it is durable
     """
 
@@ -75,7 +75,7 @@ class Known:
     digest: str
     holder: str
     record: int
-    since: float
+    since: int
     waiting: list[Publish] | None = None
 
     def packed(self) -> bytes:
@@ -101,7 +101,7 @@ class _Keyed:
     note: Any
 
 
-def unpack(record: Record, now: float) -> Known | None:
+def unpack(record: Record, now: int) -> Known | None:
     """Return the key of *record*, or None if a later version has written it.
 
     :raises ValueError: the record is invalid
@@ -123,7 +123,6 @@ def unpack(record: Record, now: float) -> Known | None:
 class PublishedOnce:
     """The publishes that were sent with a key, by stream and key.
 
-    :ivar seconds: returns the monotonic time, in seconds
     :ivar kept: the shortest time for which a key is kept, unless its holder has the largest share of a full table, in
         seconds
     :ivar most: the largest number of durable keys, if the budget has room for them
@@ -135,7 +134,6 @@ class PublishedOnce:
     sequencer: ISequencer
     budget: Budget
     counters: Counters
-    seconds: Callable[[], float]
     kept: float = KEPT
     most: int = MOST_KEYS
     capacity: int = attrs.field(init=False)
@@ -171,7 +169,7 @@ class PublishedOnce:
     def apply(self, record: Record) -> bool:
         """Remember the key of *record*; skip a record that is invalid, because no other depends on it."""
         try:
-            known = unpack(record, self.seconds())
+            known = unpack(record, self.journal.monotonic())
         except ValueError:
             log.warn("record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM)
             return False
@@ -201,7 +199,7 @@ class PublishedOnce:
                 "again with the same key in a few seconds, or raise server.memory"
             )
         number = self.sequencer.last(STREAM) + 1
-        known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.seconds(), [])
+        known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.journal.monotonic(), [])
         behind = self._take_behind(number)
         own = self.stream.draft(*(each.packed() for each in (known, behind) if each is not None))
         self._known[name] = known
@@ -305,14 +303,14 @@ class PublishedOnce:
         """Count and log that key *out* was forgotten early, to make room for a key of *holder*."""
         detail = (
             f"a key of {out.holder or 'the server'}, which has the most of all {self.capacity}, was kept for "
-            f"{self.seconds() - out.since:.0f} s only; send fewer keys"
+            f"{(self.journal.monotonic() - out.since) // 1_000_000} s only; send fewer keys"
         )
         if self.capacity < self.most:
             detail += ", or raise server.memory to keep more"
         self.counters.refuse(log, "server", "key-displaced", holder, detail, apart=out.holder, every=LOG_EVERY)
 
     def _is_old(self, known: Known) -> bool:
-        return self.seconds() - known.since >= self.kept
+        return bool(self.journal.monotonic() - known.since >= self.kept * 1_000_000)
 
     def _forget(self, known: Known) -> None:
         if self._known.get(known.name) is known:

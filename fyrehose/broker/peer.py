@@ -76,6 +76,16 @@ class Peer:
     def when_leading(self) -> Deferred[None]:
         return self.broker.when_leading()
 
+    def record_time(self) -> int:
+        """Return the time that a record would get now, in microseconds since 1970 UTC; see :class:`.IJournal`."""
+        now: int = self.broker.journal.record_time()
+        return now
+
+    def monotonic(self) -> int:
+        """Return the microseconds of a clock that never steps; see :class:`.IJournal`."""
+        now: int = self.broker.journal.monotonic()
+        return now
+
     # Rights.
 
     def identified(self, identity: Identity) -> Peer:

@@ -49,6 +49,7 @@ class MemoryJournal:
 
     :ivar auto: whether each append is durable at once; if not, a call of :meth:`commit` makes appends durable
     :ivar now: the clock, in microseconds since 1970 UTC
+    :ivar monotonic: the clock that never steps, in microseconds
     :ivar cluster: what this server is in its cluster, whatever the state of this journal
     :ivar stream_age: returns the age up to which a stream's records are served, in seconds; 0 for no limit
     :ivar pending: the appends that are not durable, each with the streams that it retires
@@ -59,6 +60,7 @@ class MemoryJournal:
     auto: bool = True
     now: Callable[[], int] = lambda: 1_000_000
     stream_age: Callable[[str], float] = lambda stream: 0
+    monotonic: Callable[[], int] = attrs.field(default=lambda: 0, kw_only=True)
     cluster: Standing = attrs.field(factory=Standing, kw_only=True)
     before_read: Callable[[str, int], object] = attrs.field(default=lambda stream, start: None, kw_only=True)
     epoch: str = attrs.field(default="", kw_only=True)

@@ -6,7 +6,6 @@ without a connection is kept for a limited time, and the number of links is limi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
@@ -41,11 +40,6 @@ CHECK_INTERVAL = 1.0
 CHECKPOINT = 1 << 20
 
 
-def wall_clock() -> int:
-    """Return microseconds since January 1, 1970 UTC."""
-    return time.time_ns() // 1000
-
-
 @attrs.define(eq=False)
 class LinkEntry:
     """A link, with the data that the listener keeps about the link.
@@ -59,7 +53,8 @@ class LinkEntry:
     :ivar holder: the connection that the link is attached to
     :ivar writes: number of unfinished writes for this link
     :ivar ending: whether the link ends with its connection, once all its writes are acknowledged; it cannot be resumed
-    :ivar expires: when a link without a connection is discarded, by the reactor's clock; None while it is attached
+    :ivar expires: when a link without a connection is discarded, in microseconds of
+        :attr:`.IBroker.monotonic`; None while it is attached
     """
 
     link: Link
@@ -73,7 +68,7 @@ class LinkEntry:
     #: number of the last record that the peer has consumed, if the link consumes a named subscription
     consumed: int = 0
     ending: bool = False
-    expires: float | None = None
+    expires: int | None = None
     #: memory that the link took at the last measurement, in bytes
     weight: int = 0
     #: whether a write was refused, so that the peer has to send its messages again
@@ -110,7 +105,6 @@ class Registry:
     """All links of one listener.
 
     :ivar stream: name of the stream that holds the links
-    :ivar now: returns microseconds since January 1, 1970 UTC
     :ivar randbits: returns the given number of unpredictable bits
     :ivar memory: limit of the memory of all links, in bytes: undecided messages, and 2 KiB for each channel
     """
@@ -119,7 +113,6 @@ class Registry:
     clock: IReactorTime
     settings: RelinkSettings
     stream: str = ".relink/links"
-    now: Callable[[], int] = wall_clock
     randbits: Callable[[int], int] = randbits
     memory: int = attrs.field(init=False)
     closed: bool = attrs.field(default=True, init=False)
@@ -164,14 +157,14 @@ class Registry:
             missing = self.log.open().missing
             if missing:
                 raise JournalCorrupt(f"{missing} of its records are missing")
-            self.epoch = self._saved.epoch or self.now()
+            self.epoch = self._saved.epoch or self.broker.record_time()
             for saved in self._saved.links.values():
                 self._restore(saved)
         except (JournalCorrupt, ValueError) as damage:
             why = "relink: the links in stream {stream} are lost, and clients get new ones: {damage}"
             log.warn(why, stream=self.stream, damage=str(damage))
             self._clear()
-            self.epoch = max(self.now(), self._saved.epoch + 1)
+            self.epoch = max(self.broker.record_time(), self._saved.epoch + 1)
         self._saved.links = {}
         log.info("relink: recovered {count} links from stream {stream}", count=len(self.entries), stream=self.stream)
         return self.log.write_checkpoint().addBoth(self._opened)
@@ -292,7 +285,7 @@ class Registry:
         used = entry.link.used
         (self._detached if used else self._unused).add(entry, network_of(entry.host))
         keep = self.settings.retention if used else self.settings.unused_retention
-        entry.expires = self.clock.seconds() + keep
+        entry.expires = self.broker.monotonic() + int(keep * 1_000_000)
 
     def discard(self, entry: LinkEntry, why: str | None = None, detail: str = "") -> None:
         """Remove a link that has ended or is lost.
@@ -422,7 +415,7 @@ class Registry:
 
     def _check_links(self) -> None:
         """Discard expired links, and write a checkpoint if it is due."""
-        now = self.clock.seconds()
+        now = self.broker.monotonic()
         for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
             self.broker.counters.add("relink", "links-expired")
             self._checks.isolation.call(f"relink link {entry.name.hex()}", self.discard, entry)

@@ -271,6 +271,8 @@ class Server:
     rules: StreamRules = UNLIMITED
     link_memory: int | None = None  #: memory of all links, in place of half of the server's
     now: int = 1_000_000
+    #: how far the reactor's clock is ahead of the one that never steps, in seconds
+    off: float = 0.0
     broker: Broker = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
     factory: Any = attrs.field(init=False)
@@ -279,7 +281,7 @@ class Server:
     def start(self) -> None:
         self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits, rules=self.rules)
         self.broker.open()
-        self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", lambda: self.now, self.bits)
+        self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", self.bits)
         self.registry.memory = self.link_memory or self.registry.memory
         opened = self.registry.open()
         if not self.journal.auto:
@@ -290,6 +292,9 @@ class Server:
     def restart(self) -> None:
         self.registry.close()
         self.start()
+
+    def monotonic(self) -> int:
+        return int((self.clock.seconds() - self.off) * 1_000_000)
 
     def bits(self, count: int) -> int:
         self._random += 1
@@ -364,7 +369,8 @@ def make_server() -> Any:
         texts = {name: text for name, text in settings.items() if isinstance(text, str)}
         values = {name: value for name, value in settings.items() if name not in texts}
         built = attrs.evolve(build(RelinkSettings, "relink", texts), **{"refusal_delay": 0.0, **values})
-        server = Server(MemoryJournal(auto=auto), Clock(), built, limits or PeerLimits(), rules, link_memory)
+        journal = MemoryJournal(auto=auto, now=lambda: server.now, monotonic=lambda: server.monotonic())
+        server = Server(journal, Clock(), built, limits or PeerLimits(), rules, link_memory)
         server.start()
         made.append(server)
         return server

@@ -113,6 +113,17 @@ def test_used_link_is_kept_for_the_option_retention(make_server: Any, restarted:
     assert not server.registry.entries, "that was written"
 
 
+def test_a_clock_of_the_reactor_that_is_ten_years_off_discards_no_link(make_server: Any) -> None:
+    server = make_server(retention="40")
+    used(server, b"x").leave()
+    server.off = 10 * 365 * 86_400.0
+    server.clock.advance(server.off)
+    server.clock.pump([1.0] * 39)
+    assert len(server.registry.entries) == 1
+    server.clock.advance(1)
+    assert not server.registry.entries
+
+
 def test_the_end_of_a_link_is_written_once(make_server: Any) -> None:
     server = make_server()
     used(server, b"x").leave()
@@ -291,7 +302,7 @@ def test_opening_fails_if_the_links_cannot_be_written(make_server: Any) -> None:
     server = make_server()
     server.registry.close()
     server.journal.enter(JournalState.READ_ONLY, "full")
-    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, lambda: 1, server.bits)
+    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
     failed: list[Any] = []
     registry.open().addErrback(failed.append)
     assert failed[0].check(ReadOnly)
@@ -303,7 +314,7 @@ def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> No
     used(server, b"x").leave()
     server.registry.close()
     server.journal.enter(JournalState.READ_ONLY, "full")
-    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, lambda: 1, server.bits)
+    registry = module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
     registry.open().addErrback(lambda _: None)
     weight = registry.weight
     assert weight > 0

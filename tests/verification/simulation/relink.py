@@ -329,7 +329,7 @@ class Relink:
 
     def _listener(self, host: Host, broker: Any) -> RelinkService:
         randbits = Random(self.world.random.random()).getrandbits
-        registry = Registry(broker, host, self.settings, LINKS, self.world.now, randbits)
+        registry = Registry(broker, host, self.settings, LINKS, randbits)
         return RelinkService(host, f"tcp:{PORT}", RelinkFactory(broker, self.settings, host, registry))
 
     def connect(self) -> None:
