@@ -42,7 +42,7 @@ from fyrehose.web.shell import WebProtocol, WebSettings, token_of
 from fyrehose.web.tokens import same
 
 PROTOCOL = "journal-serve"
-#: Timeout of idle connections, and of clients that read nothing of the answer, in seconds.
+#: Timeout of idle connections, in seconds.
 IDLE = 90.0
 #: How many decimal digits a position has at most.
 _MAX_DIGITS = 19
@@ -211,7 +211,7 @@ class ServeFactory(SessionFactory):
     """
 
     protocol = ServeProtocol
-    defaults = WebSettings(idle_timeout=IDLE, timeout=IDLE)
+    defaults = WebSettings(idle_timeout=IDLE)
     proofs = None
 
     def __init__(

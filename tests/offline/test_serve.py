@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
+from twisted.internet.tcp import Server
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.journal import scan, subscriptions
@@ -246,6 +249,17 @@ def test_subscription_that_cannot_be_stored_is_answered_with_507(bench: Any) -> 
     assert ask(bench, "PUT", "/subscriptions/lake", body=b"1")[0] == 507
 
 
+def test_a_client_whose_machine_vanishes_is_noticed_within_a_minute(bench: Any) -> None:
+    address = IPv4Address("TCP", "127.0.0.1", 1)
+    connection = ServeFactory(bench.directory, reactor=bench.clock).buildProtocol(address)
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+        accepted, peer = listening.accept()
+        with accepted:
+            connection.makeConnection(Server(accepted, connection, peer, None, 0, MemoryReactorClock()))
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+            connection.connectionLost(Failure(ConnectionDone()))
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_client_that_reads_nothing_is_disconnected(bench: Any, reads: bool) -> None:
     class Full(Transport):
@@ -264,14 +278,14 @@ def test_client_that_reads_nothing_is_disconnected(bench: Any, reads: bool) -> N
     bench.clock.advance(0)
     if reads:
         for _ in range((end - base) // 1000):
-            bench.clock.advance(serve.IDLE - 1)
+            bench.clock.advance(ServeFactory.defaults.timeout - 1)
             transport.producer.resumeProducing()  # type: ignore[union-attr]
             bench.clock.advance(0)
         assert transport.value().endswith(scan.path_of(bench.directory, base).read_bytes())
         assert not transport.disconnecting
     else:
         assert len(transport.value()) < 2000
-        bench.clock.advance(2 * serve.IDLE)
+        bench.clock.advance(2 * ServeFactory.defaults.timeout)
         assert transport.aborted
     connection.connectionLost(Failure(ConnectionDone()))
     assert len(bench.clock.getDelayedCalls()) == timers
