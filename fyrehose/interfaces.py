@@ -58,7 +58,7 @@ class FileLag:
     """The lag of a subscription to the journal's files.
 
     :ivar behind: how many bytes of the log the subscription has not read
-    :ivar time: the time of its last update, in microseconds since 1970 UTC
+    :ivar time: when this server saw its last update, or started, by :attr:`IJournal.record_time`
     """
 
     name: str

@@ -206,12 +206,12 @@ class Exporter:
         shared = [each for each in listed if each["kind"] == "shared"][: self.streams]
         for key, text in _SHARED.items():
             yield _of_subscriptions(key, text, key, shared)
-        files, now = [each for each in every if each["kind"] == "files"], self.status.sampler.now()
+        files, now = [each for each in every if each["kind"] == "files"], self.broker.record_time()
         behind = {(str(each["name"]),): float(str(each["behind_bytes"])) for each in files}
-        age = {(str(each["name"]),): max(0.0, now - float(str(each["active"])) / 1e6) for each in files}
+        age = {(str(each["name"]),): max(0.0, now - float(str(each["active"]))) / 1e6 for each in files}
         for name, text, values in (
             ("lag_bytes", "Bytes of the journal that a program that reads the files has not read.", behind),
-            ("age_seconds", "Time since such a program updated its subscription.", age),
+            ("age_seconds", "Time since such a program updated its subscription, or the server started.", age),
         ):
             yield _family(GaugeMetricFamily, f"subscription_{name}", text, ("subscription",), values)
 

@@ -19,7 +19,7 @@ from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.retention import Deletion, Verdict, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
-from fyrehose.journal.subscriptions import FOLDER, FileSubscription, delete, registered
+from fyrehose.journal.subscriptions import FileSubscription, delete, registered
 
 log = Logger()
 
@@ -83,14 +83,16 @@ class Keeper:
     unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     overrun_subscriptions: int = attrs.field(default=0, init=False)
-    _uses: Uses = attrs.field(init=False)
+    #: Uses of the subscriptions to the files, and of those to streams, which may have the same names.
+    _of_files: Uses = attrs.field(init=False)
+    _of_streams: Uses = attrs.field(init=False)
     #: (stream, number of a record) -> base of the segment that has the record
     _places: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
     #: The last error that was logged, so that the same error is not logged every second.
     _last_error: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._uses = Uses(self.clock.monotonic)
+        self._of_files, self._of_streams = Uses(self.clock.monotonic), Uses(self.clock.monotonic)
 
     def change(self, settings: JournalSettings) -> None:
         """Judge by *settings* from now on."""
@@ -102,8 +104,9 @@ class Keeper:
         :param keep_from: called in the writer thread with the position where the log begins, to store it durably
         """
         try:
-            if self._uses.is_due():
-                self._look(registered(self.directory), self.unread())
+            if self._of_streams.is_due():
+                self._files()
+                self._look(self.unread())
             verdict = judge(
                 self.store,
                 self.settings,
@@ -125,7 +128,7 @@ class Keeper:
     def subscriptions(self) -> list[FileLag]:
         """Return the subscriptions to the journal's files, the one that is furthest behind first."""
         end = self.store.active.end
-        return [FileLag(each.name, max(0, end - each.position), each.time) for each in registered(self.directory)]
+        return [FileLag(each.name, max(0, end - each.position), each.time) for each in self._files()]
 
     def delete(self, name: str) -> bool:
         """Delete the subscription *name* to the journal's files; return whether it existed."""
@@ -138,18 +141,23 @@ class Keeper:
         """
         return self.store.before(self.store.active.base, stream) >= seq
 
-    def _look(self, files: Sequence[FileSubscription], unread: Sequence[Unread]) -> None:
-        """Note which subscriptions were used; a subscription to the files may have the name of one to a stream."""
-        of_files: dict[str, object] = {f"{FOLDER}/{each.name}": (each.position, each.time) for each in files}
-        self._uses.look(of_files | {each.name: each.time for each in unread})
+    def _look(self, unread: Sequence[Unread]) -> None:
+        """Note which subscriptions to streams were used."""
+        self._of_streams.look({each.name: each.time for each in unread})
+
+    def _files(self) -> list[FileSubscription]:
+        """Return the subscriptions to the files, with the times of their last uses by this server's clock."""
+        files, now = registered(self.directory), self.clock.now()
+        self._of_files.look({each.name: (each.position, each.time) for each in files})
+        return [attrs.evolve(each, time=now - self._of_files.idle(each.name)) for each in files]
 
     def _every_subscription(self) -> list[FileSubscription]:
         """Return the subscriptions to files and those to streams, the one that is furthest behind first.
 
         Their times are those of this server's clock.
         """
-        files, unread, now = registered(self.directory), self.unread(), self.clock.now()
-        self._look(files, unread)
+        found, unread, now = self._files(), self.unread(), self.clock.now()
+        self._look(unread)
         furthest: dict[str, FileSubscription] = {}
         places, self._places = self._places, {}
         for each in unread:
@@ -159,9 +167,8 @@ class Keeper:
                 self._places[record] = place
             # A subscription of a pattern has many streams; of these, the stream that is furthest behind counts.
             if each.name not in furthest or place < furthest[each.name].position:
-                used = now - self._uses.idle(each.name)
+                used = now - self._of_streams.idle(each.name)
                 furthest[each.name] = FileSubscription(each.name, place, used, each.pinned)
-        found = [attrs.evolve(each, time=now - self._uses.idle(f"{FOLDER}/{each.name}")) for each in files]
         return sorted([*found, *furthest.values()], key=lambda each: (each.position, each.name))
 
     def _failed(self, failure: Failure, message: str) -> None:

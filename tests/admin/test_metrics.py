@@ -129,7 +129,11 @@ def test_metrics_of_the_process_and_the_reactor_are_exported(watched: Any) -> No
 @pytest.fixture
 def real(tmp_path: Path) -> Any:
     clock = Clock()
-    journal = FileJournal(clock, tmp_path / "j", worker=InlineWorker())
+
+    def microseconds() -> int:
+        return int(clock.seconds() * 1_000_000)
+
+    journal = FileJournal(clock, tmp_path / "j", worker=InlineWorker(), now=microseconds, monotonic=microseconds)
     broker = Broker(clock, journal, Sequencer())
     broker.open()
     clock.advance(1)
@@ -160,10 +164,11 @@ def test_metrics_of_the_journal_are_exported(real: Status) -> None:
 def test_subscriptions_to_the_files_show_how_far_their_programs_are_behind(real: Status) -> None:
     real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
     before = real.complete()["journal"]
-    directory, now = Path(before["directory"]), 1000.0
-    real.sampler.now = lambda: now
-    subscriptions.update(directory, "archive", before["durable"] - 100, int((now - 5) * 1e6))
-    subscriptions.update(directory, "ahead", before["durable"] + 100, int((now + 5) * 1e6))
+    directory = Path(before["directory"])
+    subscriptions.update(directory, "archive", before["durable"] - 100)
+    real.complete()
+    real.sampler.clock.advance(5)
+    subscriptions.update(directory, "ahead", before["durable"] + 100)
     assert [
         (each["kind"], each["name"], each["behind_bytes"]) for each in real.complete()["subscriptions"]["listed"]
     ] == [

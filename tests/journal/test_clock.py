@@ -325,6 +325,19 @@ class TestTheJournal:
         passes(2 * SECOND)
         assert bench.journal.bounds("s")[0] > 1
 
+    @pytest.mark.parametrize("stamp", [NOW - YEAR, NOW + YEAR])
+    def test_the_last_use_of_a_file_subscription_is_shown_by_the_clock_of_the_server(
+        self, open_journal: Any, stamp: int
+    ) -> None:
+        """The time in the file is by the clock of another process, and wrong by a year."""
+        clocks = Clocks()
+        keeper = self.journal(open_journal, clocks).journal.keeper
+        for position in (0, 64):
+            subscriptions.update(keeper.directory, "archive", position, stamp)
+            assert [each.time for each in keeper.subscriptions()] == [clocks.wall]
+            clocks.advance(HOUR)
+            assert [each.time for each in keeper.subscriptions()] == [clocks.wall - HOUR]
+
     def test_dead_subscription_is_seen_before_a_segment_is_due(self, open_journal: Any) -> None:
         """The time since its last use runs although nothing is to be deleted for long."""
         clocks = Clocks()
