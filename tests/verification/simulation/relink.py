@@ -227,7 +227,7 @@ class Numbered:
         endpoint = Endpoint(world, self.name, PORT, servers=side.server.names)
         options = ConnectionOptions(retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + dice.random()))
         self.client = RelinkReader(world.clock, endpoint, connection_options=options)
-        self.client.subscribe(stream, self._take, after, self._missed, self.subscription)
+        self.client.subscribe(stream, self._take, after, self._missed, name=self.subscription)
         self.client.on_state = partial(setattr, self, "connected")
         self.client.connect().addErrback(lambda failure: failure.trap(Closed))
 
