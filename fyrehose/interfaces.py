@@ -645,50 +645,34 @@ class ITailer(Interface):
 class IClientPlugin(IProtocolPlugin):
     """A protocol plugin that also makes clients, for ``fyrehose publish``, ``fyrehose tail`` and other programs.
 
-    If *endpoint* is given, the client connects to that, for example by TLS or to one of several servers; *host* and
-    *port* then only name the server.  Clients that cannot use an endpoint have ``Abilities.own_connections``.
+    The clients connect to a :class:`fyrehose.net.clients.ClientTarget`.  Those that can use only its host and port have
+    ``Abilities.own_connections``.
     """
 
     default_port = Attribute("The port on which servers listen by default.")
 
-    def publisher(
-        reactor: Any, host: str, port: int, window: int, endpoint: Any = None, process_exception: Any = None
-    ) -> Any:
+    def publisher(target: Any, window: int) -> Any:
         """Return an :class:`IPublisher` that is not connected yet, or None if the protocol cannot publish.
 
         :param window: limit of the number of publishes that are not acknowledged yet
-        :param process_exception: decides which errors are final: see :func:`fyrehose.net.clients.process_exception`,
-            which is the default
         """
 
-    def tailer(reactor: Any, host: str, port: int, endpoint: Any = None, process_exception: Any = None) -> Any:
-        """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe.
-
-        :param process_exception: see :meth:`publisher`
-        """
+    def tailer(target: Any) -> Any:
+        """Return an :class:`ITailer` that is not connected yet, or None if the protocol cannot subscribe."""
 
 
 class ITransactionalPlugin(IClientPlugin):
     """A plugin whose protocol has transactions."""
 
-    def transactional_publisher(
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        size: int,
-        endpoint: Any = None,
-        process_exception: Any = None,
-    ) -> Any:
+    def transactional_publisher(target: Any, window: int, size: int) -> Any:
         """Return an :class:`IPublisher` that commits *size* messages at a time; see :meth:`IClientPlugin.publisher`."""
 
 
 class IWorkPlugin(IClientPlugin):
     """A plugin whose client leases the records of shared subscriptions."""
 
-    def worker(reactor: Any, endpoint: Any, authority: str, token: str | None) -> Any:
-        """Return a client of the server at *endpoint*; its ``share`` returns the work of one worker.
+    def worker(target: Any, token: str | None) -> Any:
+        """Return a client of the server at *target*; its ``share`` returns the work of one worker.
 
-        :param authority: host and port of the server
         :param token: the bearer token that the client sends; None: it sends no token
         """

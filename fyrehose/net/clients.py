@@ -29,6 +29,7 @@ import attrs
 from OpenSSL import SSL
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint, ITCPTransport
 from twisted.internet.protocol import Factory, Protocol
@@ -39,7 +40,7 @@ from fyrehose.errors import Broken, Closed, FyrehoseError, LocalProtocolError, R
 from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.peers import host_of
-from fyrehose.net.several import servers_of
+from fyrehose.net.several import place_text, servers_of
 
 log = Logger()
 
@@ -170,6 +171,34 @@ def process_exception(error: Exception) -> Exception | None:
 
 #: A function that decides about an error: see :func:`process_exception`.
 ProcessException = Callable[[Exception], Exception | None]
+
+
+@attrs.frozen
+class ClientTarget:
+    """The server that a client connects to, or the servers of a cluster, and which errors are final.
+
+    :ivar reactor: the reactor, or a Clock
+    :ivar endpoint: how to connect, such as by TLS or to one of several servers; *host* and *port* then only name the
+        server.  Plain TCP if it is left out
+    :ivar process_exception: see :func:`process_exception`
+    """
+
+    reactor: Any
+    host: str
+    port: int
+    _endpoint: IStreamClientEndpoint | None = attrs.field(default=None, kw_only=True)
+    process_exception: ProcessException = attrs.field(default=process_exception, kw_only=True)
+
+    @property
+    def endpoint(self) -> IStreamClientEndpoint:
+        """Return the endpoint to connect to."""
+        plain: IStreamClientEndpoint = self._endpoint or HostnameEndpoint(self.reactor, self.host, self.port)
+        return plain
+
+    @property
+    def place(self) -> str:
+        """Return host and port as one text."""
+        return place_text(self.host, self.port)
 
 
 @attrs.frozen

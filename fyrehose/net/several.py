@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from zope.interface import implementer
 
@@ -77,14 +76,6 @@ class AnyServer:
 def place_text(host: str, port: int | None) -> str:
     """Return *host* and *port* as one text; an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def client_endpoint(
-    reactor: Any, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
-) -> IStreamClientEndpoint:
-    """Return *endpoint* or, if that is None, an endpoint that connects to *host* and *port* by plain TCP."""
-    plain: IStreamClientEndpoint = endpoint or HostnameEndpoint(reactor, host, port)
-    return plain
 
 
 def follow_leader(endpoint: Any, url: str) -> bool:

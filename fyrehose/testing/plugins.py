@@ -30,6 +30,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import Abilities, IClientPlugin, IProtocolPlugin, IPublisher, ITailer
+from fyrehose.net.clients import ClientTarget
 from fyrehose.options import build, options_of
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.journal import MemoryJournal
@@ -131,7 +132,7 @@ class PluginConformance:
             return
         assert verifyObject(IClientPlugin, self.plugin)
         assert 0 < self.plugin.default_port < 65_536
-        at = MemoryReactorClock(), "127.0.0.1", self.plugin.default_port
+        at = ClientTarget(MemoryReactorClock(), "127.0.0.1", self.plugin.default_port)
         with skipped_without_extra():
-            for interface, client in ((IPublisher, self.plugin.publisher(*at, 10)), (ITailer, self.plugin.tailer(*at))):
+            for interface, client in ((IPublisher, self.plugin.publisher(at, 10)), (ITailer, self.plugin.tailer(at))):
                 assert client is None or verifyObject(interface, client)

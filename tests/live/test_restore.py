@@ -22,7 +22,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from fyrehose.net.clients import ConnectionOptions
+from fyrehose.net.clients import ClientTarget, ConnectionOptions
 from fyrehose.offline.branching import SKIPPED
 from fyrehose.offline.dump import runs
 from fyrehose.plugins import load
@@ -136,10 +136,10 @@ async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_p
     for name, port in ports.items():
         plugin: Any = load(name)
         stream = f"of {name}" if name in ("http", "figg", "relink") else None
-        publisher = plugin.publisher(reactor, "127.0.0.1", port, 256)
+        publisher = plugin.publisher(ClientTarget(reactor, "127.0.0.1", port), 256)
         if name == "backbone":  # a push has no identity, so one that is repeated may be stored twice
             publisher = BackboneClient(reactor, "127.0.0.1", port, options=BackboneOptions(window=256, retries=0))
-        pairs.append(Pair(name, stream, publisher, plugin.tailer(reactor, "127.0.0.1", port)))
+        pairs.append(Pair(name, stream, publisher, plugin.tailer(ClientTarget(reactor, "127.0.0.1", port))))
     await gatherResults([Deferred.fromCoroutine(pair.connect()) for pair in pairs])
     for pair in pairs:
         assert await pair.publish("before", 10) == ["stored"] * 10
@@ -285,9 +285,8 @@ async def test_relink_publishers_go_on_after_a_restore(
     links = link(port)
     await gatherResults([links.plain.connect(), links.transactional.connect()])
     plugin: Any = load("relink")
-    pairs.append(
-        Pair("reader", "s", plugin.publisher(reactor, "127.0.0.1", port, 1), plugin.tailer(reactor, "127.0.0.1", port))
-    )
+    target = ClientTarget(reactor, "127.0.0.1", port)
+    pairs.append(Pair("reader", "s", plugin.publisher(target, 1), plugin.tailer(target)))
     await pairs[0].connect()
     await links.publish("before", 10)
     if how == "restore":

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net import TCPService, TCPSettings
-from fyrehose.net.clients import ProcessException, process_exception
-from fyrehose.net.several import client_endpoint
+from fyrehose.net.clients import ClientTarget
 from lines.client import LineClient
 from lines.server import LineFactory
 
@@ -31,28 +29,11 @@ class LinesPlugin:
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: TCPSettings) -> TCPService:
         return TCPService(reactor, self.name, endpoint, LineFactory(broker, settings, reactor))
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> LineClient:
-        endpoint = client_endpoint(reactor, host, port, endpoint)
-        return LineClient(reactor, endpoint, window, process_exception=process_exception)
+    def publisher(self, target: ClientTarget, window: int) -> LineClient:
+        return LineClient(target.reactor, target.endpoint, window, process_exception=target.process_exception)
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> LineClient:
-        endpoint = client_endpoint(reactor, host, port, endpoint)
-        return LineClient(reactor, endpoint, process_exception=process_exception)
+    def tailer(self, target: ClientTarget) -> LineClient:
+        return LineClient(target.reactor, target.endpoint, process_exception=target.process_exception)
 
 
 plugin = LinesPlugin()

@@ -10,7 +10,6 @@ from typing import Any
 import attrs
 import click
 from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.interfaces import IStreamClientEndpoint
 
 from fyrehose import plugins
 from fyrehose.cli import candidates
@@ -20,6 +19,7 @@ from fyrehose.interfaces import (
     IClientPlugin,
     ITransactionalPlugin,
 )
+from fyrehose.net.clients import ClientTarget
 from fyrehose.net.several import CONNECT_TIMEOUT, AnyServer, place_text
 from fyrehose.records import MAX_NAME
 
@@ -72,13 +72,11 @@ class ServerAddress:
         :param transaction: the number of messages that are committed together; None without transactions
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
-        endpoint = self._endpoint(reactor, "publish", "publish into", stream)
+        target = self._target(reactor, "publish", "publish into", stream)
         if transaction is None:
-            made = self.plugin.publisher(reactor, self.host, self.port, window, endpoint, self.failures)
+            made = self.plugin.publisher(target, window)
         elif ITransactionalPlugin.providedBy(self.plugin):
-            made = self.plugin.transactional_publisher(
-                reactor, self.host, self.port, window, transaction, endpoint, self.failures
-            )
+            made = self.plugin.transactional_publisher(target, window, transaction)
         else:
             raise ConfigError(f"protocol {self.protocol} has no transactions; leave --transaction out")
         if made is None:
@@ -99,18 +97,16 @@ class ServerAddress:
             raise ConfigError(
                 f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"
             )
-        endpoint = self._endpoint(reactor, "read", "read", stream)
-        made = self.plugin.tailer(reactor, self.host, self.port, endpoint, self.failures)
+        made = self.plugin.tailer(self._target(reactor, "read", "read", stream))
         if made is None:
             raise ConfigError(f"protocol {self.protocol} has no subscriber; see --protocol")
         return made
 
-    def _endpoint(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> IStreamClientEndpoint | None:
-        """Return the endpoint for a client that publishes to *stream* or reads it.
+    def _target(self, reactor: Any, alone: str, wanted: str, stream: str | None) -> ClientTarget:
+        """Return the server for a client that publishes to *stream* or reads it.
 
         :param alone: the action as errors name it if *stream* is None, because the protocol has only one stream
         :param wanted: the action on *stream* as errors name it, such as ``read``
-        :return: None if the client does not connect by TCP
         """
         if stream is not None and not 1 <= len(os.fsencode(stream)) <= MAX_NAME:
             raise ConfigError(
@@ -118,16 +114,14 @@ class ServerAddress:
             )
         self.failures.servers_own = stream is not None and stream.startswith(".")
         self.failures.wanted = alone if stream is None else f"{wanted} {stream!r}"
-        own = self.plugin.abilities.own_connections
-        if self.others and own:
+        if self.others and self.plugin.abilities.own_connections:
             raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
-        if own:
-            return None
         places = ((self.host, self.port), *self.others)
         endpoints = [self._one_server(reactor, host, port) for host, port in places]
-        return AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
+        endpoint = AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
+        return ClientTarget(reactor, self.host, self.port, endpoint=endpoint, process_exception=self.failures)
 
     def _one_server(self, reactor: Any, host: str, port: int) -> Any:
         """Return the endpoint of one server, with TLS if --tls was given."""

@@ -27,6 +27,7 @@ from fyrehose.cli.client.values import DURATION, WholeNumber
 from fyrehose.cli.console import escaped
 from fyrehose.errors import ConfigError, LeaseLost
 from fyrehose.interfaces import IWorkPlugin
+from fyrehose.net.clients import ClientTarget
 
 #: The exit status that returns a record without counting a failure: EX_TEMPFAIL of sysexits.h.
 UNTRIED = 75
@@ -192,4 +193,4 @@ def client(reactor: Any, server: RemoteServer) -> Any:
             raise ConfigError(f"--url {server.url!r} needs --ca FILE, the certificates of its authorities")
         endpoint = encrypted(endpoint, host, (str(server.authorities),))
     plugin: Any = IWorkPlugin(plugins.load("http"))
-    return plugin.worker(reactor, endpoint, parts.netloc, server.token)
+    return plugin.worker(ClientTarget(reactor, host, port, endpoint=endpoint), server.token)

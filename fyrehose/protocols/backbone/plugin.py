@@ -15,12 +15,11 @@ import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading, Prepared
-from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.net.clients import ClientTarget
 from fyrehose.options import FileContent
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import Address
@@ -94,6 +93,11 @@ class BackboneService(Service):
         return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
+def _client(target: ClientTarget, options: BackboneOptions = BackboneOptions()) -> BackboneClient:  # noqa: B008 - frozen
+    decide = target.process_exception
+    return BackboneClient(target.reactor, target.host, target.port, options=options, process_exception=decide)
+
+
 @implementer(IClientPlugin)
 @attrs.frozen
 class BackbonePlugin:
@@ -114,27 +118,14 @@ class BackbonePlugin:
         service.name = f"{PROTOCOL} ({endpoint})"
         return service
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> BackboneClient:
+    def publisher(self, target: ClientTarget, window: int) -> BackboneClient:
         options = BackboneOptions(window=window, retries=RETRIES)
-        return BackboneClient(reactor, host, port, options=options, process_exception=process_exception)
+        return BackboneClient(
+            target.reactor, target.host, target.port, options=options, process_exception=target.process_exception
+        )
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> BackboneClient:
-        return BackboneClient(reactor, host, port, process_exception=process_exception)
+    def tailer(self, target: ClientTarget) -> BackboneClient:
+        return _client(target)
 
 
 plugin = BackbonePlugin()

@@ -10,13 +10,12 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.imports import EVENTBUS
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
-from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 
@@ -71,35 +70,26 @@ class EventBusPlugin:
         service.name = f"{PROTOCOL} ({endpoint})"
         return service
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> EventBusClient:
+    def publisher(self, target: ClientTarget, window: int) -> EventBusClient:
         """Return a client that publishes, and subscribes only to confirm what it has published."""
-        return self._client(reactor, host, port, process_exception, subscribe=False, window=window)
+        return self._client(target, subscribe=False, window=window)
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> EventBusClient:
+    def tailer(self, target: ClientTarget) -> EventBusClient:
         """Return a client that subscribes."""
-        return self._client(reactor, host, port, process_exception)
+        return self._client(target)
 
-    def _client(self, reactor: Any, host: str, port: int, decide: ProcessException, **options: Any) -> EventBusClient:
+    def _client(self, target: ClientTarget, **options: Any) -> EventBusClient:
         EVENTBUS.require(PROTOCOL)
         from fyrehose.protocols.eventbus.client import EventBusClient
         from fyrehose.protocols.eventbus.session import EventBusOptions
 
-        return EventBusClient(reactor, host, port, options=EventBusOptions(**options), process_exception=decide)
+        return EventBusClient(
+            target.reactor,
+            target.host,
+            target.port,
+            options=EventBusOptions(**options),
+            process_exception=target.process_exception,
+        )
 
 
 plugin = EventBusPlugin()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
-from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.net.clients import ClientTarget
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.figg.client import FiggClient
 from fyrehose.protocols.figg.frames import PROTOCOL
 from fyrehose.protocols.figg.server import FiggFactory, FiggSettings
@@ -32,27 +30,11 @@ class FiggPlugin:
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: FiggSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, FiggFactory(broker, settings, reactor))
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> FiggClient:
-        connect_to = client_endpoint(reactor, host, port, endpoint)
-        return FiggClient(reactor, connect_to, window=window, process_exception=process_exception)
+    def publisher(self, target: ClientTarget, window: int) -> FiggClient:
+        return FiggClient(target.reactor, target.endpoint, window=window, process_exception=target.process_exception)
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> FiggClient:
-        return FiggClient(reactor, client_endpoint(reactor, host, port, endpoint), process_exception=process_exception)
+    def tailer(self, target: ClientTarget) -> FiggClient:
+        return FiggClient(target.reactor, target.endpoint, process_exception=target.process_exception)
 
 
 plugin = FiggPlugin()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IWorkPlugin
-from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.net.clients import ClientTarget
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.several import client_endpoint, place_text
 from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.publisher import HttpPublisher
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -34,31 +32,16 @@ class HttpPlugin:
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> HttpPublisher:
-        endpoint = client_endpoint(reactor, host, port, endpoint)
-        return HttpPublisher(reactor, endpoint, place_text(host, port), window, process_exception=process_exception)
+    def publisher(self, target: ClientTarget, window: int) -> HttpPublisher:
+        return HttpPublisher(
+            target.reactor, target.endpoint, target.place, window, process_exception=target.process_exception
+        )
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> HttpTailer:
-        endpoint = client_endpoint(reactor, host, port, endpoint)
-        return HttpTailer(reactor, endpoint, place_text(host, port), process_exception=process_exception)
+    def tailer(self, target: ClientTarget) -> HttpTailer:
+        return HttpTailer(target.reactor, target.endpoint, target.place, process_exception=target.process_exception)
 
-    def worker(self, reactor: Any, endpoint: IStreamClientEndpoint, authority: str, token: str | None) -> WorkClient:
-        return WorkClient(reactor, endpoint, authority, token)
+    def worker(self, target: ClientTarget, token: str | None) -> WorkClient:
+        return WorkClient(target.reactor, target.endpoint, target.place, token)
 
 
 plugin = HttpPlugin()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.imports import LUMBERJACK
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
-from fyrehose.net.clients import ProcessException, process_exception
+from fyrehose.net.clients import ClientTarget
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.several import client_endpoint
 from fyrehose.protocols.lumberjack.client import LumberjackClient
 from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
@@ -37,32 +35,17 @@ class LumberjackPlugin:
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: LumberjackSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, LumberjackFactory(broker, settings, reactor))
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> LumberjackClient:
+    def publisher(self, target: ClientTarget, window: int) -> LumberjackClient:
         each = max(1, window // PIPELINING)
         return LumberjackClient(
-            reactor,
-            [client_endpoint(reactor, host, port, endpoint)],
+            target.reactor,
+            [target.endpoint],
             window=each,
             pipelining=PIPELINING,
-            process_exception=process_exception,
+            process_exception=target.process_exception,
         )
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> None:
+    def tailer(self, target: ClientTarget) -> None:
         """Return None: the protocol cannot subscribe."""
 
 

@@ -6,13 +6,11 @@ from hashlib import blake2b
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Abilities, IBroker, ITransactionalPlugin
-from fyrehose.net.clients import ProcessException, process_exception
-from fyrehose.net.several import client_endpoint
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import PROTOCOL
 from fyrehose.protocols.relink.link import LinkLimits
@@ -52,32 +50,11 @@ class RelinkPlugin:
         registry = Registry(broker, reactor, settings, links_stream(endpoint, settings.links))
         return RelinkService(reactor, endpoint, RelinkFactory(broker, settings, reactor, registry))
 
-    def publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> RelinkClient:
-        return RelinkClient(
-            reactor,
-            client_endpoint(reactor, host, port, endpoint),
-            limits=LinkLimits(window=window),
-            process_exception=process_exception,
-        )
+    def publisher(self, target: ClientTarget, window: int) -> RelinkClient:
+        limits = LinkLimits(window=window)
+        return RelinkClient(target.reactor, target.endpoint, limits=limits, process_exception=target.process_exception)
 
-    def transactional_publisher(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        window: int,
-        size: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> TransactionalPublisher:
+    def transactional_publisher(self, target: ClientTarget, window: int, size: int) -> TransactionalPublisher:
         """Return a publisher that commits *size* messages at a time.
 
         :raises ConfigError: *size* is larger than every server with default limits accepts
@@ -86,24 +63,11 @@ class RelinkPlugin:
             raise ConfigError(f"a transaction of {size} messages is too large; the limit is {LinkLimits().backlog}")
         limits = LinkLimits(window=max(window, size))
         return TransactionalPublisher(
-            reactor,
-            client_endpoint(reactor, host, port, endpoint),
-            limits=limits,
-            size=size,
-            process_exception=process_exception,
+            target.reactor, target.endpoint, limits=limits, size=size, process_exception=target.process_exception
         )
 
-    def tailer(
-        self,
-        reactor: Any,
-        host: str,
-        port: int,
-        endpoint: IStreamClientEndpoint | None = None,
-        process_exception: ProcessException = process_exception,
-    ) -> RelinkReader:
-        return RelinkReader(
-            reactor, client_endpoint(reactor, host, port, endpoint), process_exception=process_exception
-        )
+    def tailer(self, target: ClientTarget) -> RelinkReader:
+        return RelinkReader(target.reactor, target.endpoint, process_exception=target.process_exception)
 
 
 plugin = RelinkPlugin()

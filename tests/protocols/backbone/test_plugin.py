@@ -19,6 +19,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.backbone import plugin as module
 from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.client import BackboneClient
@@ -171,7 +172,7 @@ class Subscriber:
     def __init__(self, world: Any, after: int | None) -> None:
         self.payloads: list[bytes] = []
         self.lost: list[tuple[int, int]] = []
-        self.tailer = plugin.tailer(world.clock, *world.address)
+        self.tailer = plugin.tailer(ClientTarget(world.clock, *world.address))
         self.tailer.subscribe(None, self.take, after, self.lose)
 
     def take(self, run: Run) -> None:
@@ -190,12 +191,12 @@ def fired(deferred: Deferred[Any]) -> bool:
 
 def test_plugin_makes_publishers_and_tailers(world: Any) -> None:
     assert verifyObject(ITailer, Subscriber(world, None).tailer)
-    assert verifyObject(IPublisher, plugin.publisher(world.clock, *world.address, 5))
+    assert verifyObject(IPublisher, plugin.publisher(ClientTarget(world.clock, *world.address), 5))
     assert plugin.default_port == 2323
 
 
 def test_publisher_confirms_messages(world: Any) -> None:
-    publisher = plugin.publisher(world.clock, *world.address, 5)
+    publisher = plugin.publisher(ClientTarget(world.clock, *world.address), 5)
     connected = publisher.connect()
     world.run(0.1)
     assert fired(connected)
@@ -284,7 +285,7 @@ def test_shortfall_is_empty_for_a_complete_tail(world: Any) -> None:
 
 def test_publisher_waits_for_the_server(world: Any) -> None:
     world.stop()
-    publisher = plugin.publisher(world.clock, *world.address, 5)
+    publisher = plugin.publisher(ClientTarget(world.clock, *world.address), 5)
     connected = publisher.connect()
     world.run(12)
     assert not connected.called
@@ -344,10 +345,10 @@ def test_port_in_use_at_resume_is_tried_again(world: Any) -> None:
 
 def test_stream_option_is_refused(world: Any) -> None:
     message = "unexpected --stream 'news': a backbone has one stream"
-    publisher = plugin.publisher(world.clock, *world.address, 1)
+    publisher = plugin.publisher(ClientTarget(world.clock, *world.address), 1)
     with pytest.raises(ConfigError, match=message):
         publisher.prepare("news")
     with pytest.raises(ConfigError, match=message):
         publisher.publish("news", b"x")
     with pytest.raises(ConfigError, match=message):
-        plugin.tailer(world.clock, *world.address).subscribe("news", print)
+        plugin.tailer(ClientTarget(world.clock, *world.address)).subscribe("news", print)

@@ -13,6 +13,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError, MissingExtra
 from fyrehose.interfaces import IClientPlugin
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.server.config import resolve
@@ -65,7 +66,7 @@ class TestWithoutPyzmq:
 
     def test_clients_report_missing_pyzmq(self) -> None:
         with pytest.raises(MissingExtra):
-            plugin.publisher(None, "127.0.0.1", 5556, 1)
+            plugin.publisher(ClientTarget(None, "127.0.0.1", 5556), 1)
 
     def test_options_are_parsed_without_pyzmq(self) -> None:
         config = resolve("data", [], {"eventbus": {"dedup": "yes"}})
@@ -74,9 +75,9 @@ class TestWithoutPyzmq:
 
 def test_plugin_makes_clients() -> None:
     assert verifyObject(IClientPlugin, plugin)
-    publisher = plugin.publisher(Clock(), "127.0.0.1", plugin.default_port, 10)
+    publisher = plugin.publisher(ClientTarget(Clock(), "127.0.0.1", plugin.default_port), 10)
     assert (publisher.options.subscribe, publisher.options.window, publisher.port) == (False, 10, 5556)
-    assert plugin.tailer(Clock(), "127.0.0.1", 5556).options.subscribe
+    assert plugin.tailer(ClientTarget(Clock(), "127.0.0.1", 5556)).options.subscribe
 
 
 def test_the_plugin_and_the_command_line_do_not_import_pyzmq() -> None:

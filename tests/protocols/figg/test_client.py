@@ -18,6 +18,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.figg.client import FIGG_OPTIONS, FiggClient
 from fyrehose.protocols.figg.frames import (
     Ack,
@@ -462,7 +463,10 @@ def test_lost_is_called_for_numbers_that_the_server_skips() -> None:
 def test_plugin_makes_clients_that_publish_and_tail() -> None:
     plugin: Any = plugins.load("figg")
     assert verifyObject(IClientPlugin, plugin)
-    publisher, tailer = plugin.publisher(MemoryReactorClock(), "h", 1, 5), plugin.tailer(MemoryReactorClock(), "h", 1)
+    publisher, tailer = (
+        plugin.publisher(ClientTarget(MemoryReactorClock(), "h", 1), 5),
+        plugin.tailer(ClientTarget(MemoryReactorClock(), "h", 1)),
+    )
     assert verifyObject(IPublisher, publisher)
     assert verifyObject(ITailer, tailer)
     assert (plugin.default_port, publisher.window, tailer.shortfall(False)) == (8119, 5, "")

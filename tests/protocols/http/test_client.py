@@ -14,6 +14,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import ndjson, plugins
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import IClientPlugin, ITailer
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.http.client import HttpTailer, runs_of
 from fyrehose.records import Run
 from tests.doubles.answering import EndingTransport, proxy
@@ -275,8 +276,8 @@ def test_pausing_pauses_every_connection_until_it_is_resumed() -> None:
 def test_plugin_makes_a_tailer_and_a_publisher() -> None:
     plugin: Any = plugins.load("http")
     assert verifyObject(IClientPlugin, plugin)
-    assert plugin.publisher(MemoryReactorClock(), "::1", 1, 5).authority == "[::1]:1"
-    tailer = plugin.tailer(MemoryReactorClock(), "::1", 8117)
+    assert plugin.publisher(ClientTarget(MemoryReactorClock(), "::1", 1), 5).authority == "[::1]:1"
+    tailer = plugin.tailer(ClientTarget(MemoryReactorClock(), "::1", 8117))
     assert verifyObject(ITailer, tailer)
     assert tailer.authority == "[::1]:8117"
     with pytest.raises(ConfigError, match="--stream NAME"):

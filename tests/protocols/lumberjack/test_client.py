@@ -20,6 +20,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient, to_document
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
 from fyrehose.testing import Transport
@@ -451,10 +452,10 @@ def test_plugin_makes_a_publisher_that_divides_its_window_by_the_pipelining() ->
     plugin: Any = plugins.load("lumberjack")
     assert verifyObject(IClientPlugin, plugin)
     for window, each in ((1, 1), (2, 1), (1000, 500)):
-        publisher = plugin.publisher(MemoryReactorClock(), "127.0.0.1", 5044, window)
+        publisher = plugin.publisher(ClientTarget(MemoryReactorClock(), "127.0.0.1", 5044), window)
         assert verifyObject(IPublisher, publisher)
         assert publisher.window == each
-    assert (plugin.default_port, plugin.tailer(Clock(), "127.0.0.1", 5044)) == (5044, None)
+    assert (plugin.default_port, plugin.tailer(ClientTarget(Clock(), "127.0.0.1", 5044))) == (5044, None)
 
 
 def test_named_stream_is_refused() -> None:

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.errors import ConfigError
+from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.plugin import plugin
@@ -24,7 +25,7 @@ def outcome(done: Deferred[Any]) -> list[Any]:
 
 def test_plugin_configures_the_clients() -> None:
     clock = MemoryReactorClock()
-    publisher = plugin.publisher(clock, "h", 1, 7)
+    publisher = plugin.publisher(ClientTarget(clock, "h", 1), 7)
     publisher.prepare("a?b")
     assert (publisher.limits.window, publisher.name) == (7, "publish:a%3Fb")
     for stream, after, name in [
@@ -32,21 +33,21 @@ def test_plugin_configures_the_clients() -> None:
         ("s", None, "subscribe:s?seq"),
         ("log@5", None, "subscribe:log%405?seq"),
     ]:
-        tailer = plugin.tailer(clock, "h", 1)
+        tailer = plugin.tailer(ClientTarget(clock, "h", 1))
         tailer.subscribe(stream, print, after)
         assert (tailer.name, tailer.shortfall(True)) == (name, "")
-    transactional = plugin.transactional_publisher(clock, "h", 1, 7, 50)
+    transactional = plugin.transactional_publisher(ClientTarget(clock, "h", 1), 7, 50)
     assert (transactional.limits.window, transactional.transactional, transactional.size) == (50, True, 50)
 
 
 @pytest.mark.parametrize(
     "use",
     [
-        lambda clock: plugin.publisher(clock, "h", 1, 7).prepare(None),
-        lambda clock: plugin.publisher(clock, "h", 1, 7).connect(),
-        lambda clock: plugin.tailer(clock, "h", 1).subscribe(None, print),
-        lambda clock: plugin.tailer(clock, "h", 1).connect(),
-        lambda clock: plugin.transactional_publisher(clock, "h", 1, 7, 5_000),
+        lambda clock: plugin.publisher(ClientTarget(clock, "h", 1), 7).prepare(None),
+        lambda clock: plugin.publisher(ClientTarget(clock, "h", 1), 7).connect(),
+        lambda clock: plugin.tailer(ClientTarget(clock, "h", 1)).subscribe(None, print),
+        lambda clock: plugin.tailer(ClientTarget(clock, "h", 1)).connect(),
+        lambda clock: plugin.transactional_publisher(ClientTarget(clock, "h", 1), 7, 5_000),
     ],
 )
 def test_invalid_arguments_are_refused(use: Any) -> None:
