@@ -31,6 +31,8 @@ from fyrehose.patterns import Pattern, compiled
 MAX_TOKEN = 2_048
 #: The shortest key, in characters; a shorter one could be guessed from one token.
 SHORTEST_KEY = 32
+#: The latest end of a token, in seconds since 1970 UTC: the end of the year 9999.
+LATEST = 253_402_300_799
 #: How many patterns one token may have.
 MAX_PATTERNS = 64
 _HEADER = b'{"alg":"HS256","typ":"JWT"}'
@@ -98,11 +100,13 @@ def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> st
 
     :param rights: patterns of streams, by action
     :param expires: when the token ends, in seconds since 1970 UTC
-    :raises ValueError: the token would be longer than the server accepts
+    :raises ValueError: the server would not accept the token, because it is too long or ends too late
     """
     claims = {"exp": expires, **{action.value: list(patterns) for action, patterns in rights.items()}}
     signed = f"{_encoded(_HEADER)}.{_encoded(json.dumps(claims, separators=(',', ':')).encode())}"
     token = f"{signed}.{_signature(signed, key)}"
+    if expires > LATEST:
+        raise ValueError("a token cannot end after the year 9999; choose an earlier end")
     if len(token) > MAX_TOKEN or sum(map(len, rights.values())) > MAX_PATTERNS:
         raise ValueError(
             f"token of {len(token)} characters: expected at most {MAX_TOKEN}, and {MAX_PATTERNS} patterns; grant fewer "
@@ -119,8 +123,11 @@ def grant_of(token: str, key: bytes) -> Grant | None:
         return None
     header, _, claims = signed.partition(".")
     try:
-        if json.loads(_decoded(header)).get("alg") != "HS256":
+        fields = json.loads(_decoded(header))
+        if fields.get("alg") != "HS256":
             return Grant(flaw='its "alg" is not HS256')
+        if "crit" in fields:
+            return Grant(flaw='its header has "crit", an extension that must be understood, and this server knows none')
         return _grant(json.loads(_decoded(claims)))
     except (ValueError, TypeError, AttributeError) as error:
         return Grant(flaw=f"it cannot be read: {error}")
@@ -128,8 +135,8 @@ def grant_of(token: str, key: bytes) -> Grant | None:
 
 def _grant(claims: Mapping[str, Any]) -> Grant:
     expires = claims.get("exp")
-    if isinstance(expires, bool) or not isinstance(expires, int | float):
-        return Grant(flaw='it has no end: "exp" must be a number of seconds since 1970 UTC')
+    if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 <= expires <= LATEST:
+        return Grant(flaw=f'it has no end: "exp" must be a number of seconds since 1970 UTC, at most {LATEST}')
     if claims.keys() & {"nbf", "aud"}:
         return Grant(flaw='it has "nbf" or "aud", which this server does not check')
     rights: dict[Action, list[str]] = {}

@@ -93,6 +93,11 @@ def test_a_rule_with_two_keys_accepts_tokens_of_both(tmp_path: Path) -> None:
     [
         ({"subscribe": "a"}, "no end"),
         ({"exp": "tomorrow", "subscribe": "a"}, "no end"),
+        ({"exp": float("inf"), "subscribe": "a"}, "no end"),
+        ({"exp": float("nan"), "subscribe": "a"}, "no end"),
+        ({"exp": 10**400, "subscribe": "a"}, "no end"),
+        ({"exp": 1e300, "subscribe": "a"}, "no end"),
+        ({"exp": -1, "subscribe": "a"}, "no end"),
         ({"exp": START + 9, "nbf": START, "subscribe": "a"}, "nbf"),
         ({"exp": START + 9, "subscribe": [1]}, "no list of patterns"),
         ({"exp": START + 9, "subscribe": ["a"] * (MAX_PATTERNS + 1)}, "more than"),
@@ -104,6 +109,14 @@ def test_the_refusal_says_why_a_token_grants_nothing(tmp_path: Path, claims: Any
     found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
     assert not found.allows(holder(made(claims)), Action.SUBSCRIBE, "a", START)
     assert flaw in found.flaw(holder(made(claims)), START)
+
+
+def test_a_token_with_extensions_that_must_be_understood_grants_nothing(tmp_path: Path) -> None:
+    found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
+    header = {"alg": "HS256", "b64": False, "crit": ["b64"]}
+    token = made({"exp": START + 9, "subscribe": "a"}, header=header)
+    assert not found.allows(holder(token), Action.SUBSCRIBE, "a", START)
+    assert "crit" in found.flaw(holder(token), START)
 
 
 def test_a_token_with_other_usual_claims_is_accepted(tmp_path: Path) -> None:
