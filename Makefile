@@ -89,7 +89,7 @@ packages:
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-# Programs of others that the live tests use: a browser, and a proxy.
+# Programs of others that the live tests use: a browser, proxies, Prometheus, shells and Redis.
 .venv/programs.stamp: .venv/test.stamp
 	@sh tests/live/programs.sh
 	@touch $@

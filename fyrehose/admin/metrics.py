@@ -66,6 +66,14 @@ _SHARED = {
     "late_refused_total": "Records that a request could not settle, return or extend, since the start of the server.",
 }
 
+#: Replaces characters in names of peers that control a terminal, or at which a reader of the metrics may end a line or
+#: the text.  The backslash is replaced as well, so that two names never become one.
+_VISIBLE = str.maketrans(
+    {"\\": r"\\"}
+    | {chr(each): rf"\x{each:02x}" for each in (*range(0x20), *range(0x7F, 0xA0))}
+    | {chr(each): rf"\u{each:x}" for each in (0x2028, 0x2029)}
+)
+
 
 def registry(status: Status, streams: int) -> CollectorRegistry:
     """Return a registry with the metrics of the server, its process and its Python interpreter.
@@ -253,7 +261,7 @@ def _family(
     """Return the metric ``fyrehose_NAME`` with these *values* by the texts of its *labels*."""
     family = kind(f"fyrehose_{name}", text, labels=labels)
     for texts, value in values.items():
-        family.add_metric(texts, value)
+        family.add_metric([each.translate(_VISIBLE) for each in texts], value)
     return family
 
 

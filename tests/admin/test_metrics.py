@@ -92,7 +92,7 @@ def test_metrics_of_a_listener_begin_at_0(watched: Any) -> None:
 
 
 def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> None:
-    names = ["b", "a", 'quo"te\\ä\n{}', "d"]
+    names = ["b", "a", 'quo"teä{}', "d"]
     for name in names:
         watched.publish(b"x", stream=name)
     watched.subscribe("a", resumed=False)
@@ -104,6 +104,16 @@ def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> 
     assert labelled(samples, "fyrehose_streams_unlisted")[()] == 1
     watched.publish(*[b"x"] * 99, stream="d")
     assert labelled(scraped(watched.status, streams=3), "fyrehose_stream_last_seq").keys() == {(n,) for n in names[:3]}
+
+
+def test_control_characters_of_names_are_escaped_and_names_stay_different(watched: Any) -> None:
+    names = {"a\x00\r\n": r"a\x00\x0d\x0a", r"a\x00": r"a\\x00", "b\x85\u2028\x7f": r"b\x85\u2028\x7f"}
+    for name in names:
+        watched.publish(b"x", stream=name)
+    text = metrics.text(metrics.registry(watched.status, 100))
+    assert not set(b"\x00\r\x7f") & set(text)
+    assert text.decode().splitlines() == text.decode().split("\n")[:-1]
+    assert labelled(scraped(watched.status), "fyrehose_stream_last_seq") == {(shown,): 1 for shown in names.values()}
 
 
 def test_age_of_the_oldest_write_is_exported(watched: Any) -> None:

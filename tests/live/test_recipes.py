@@ -189,12 +189,15 @@ def test_prometheus_scrapes_the_server_with_the_files_of_the_example(start: Any,
     def found(expression: str) -> Any:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={expression}", timeout=10) as web:
-                return [result["value"][1] for result in json.load(web)["data"]["result"]]
+                return [(each["value"][1], each["metric"].get("stream")) for each in json.load(web)["data"]["result"]]
         except OSError:
             return None
 
-    assert until(lambda: found("fyrehose_journal_segments"), "nothing is scraped") == ["1"]
-    assert found("up") == ["1"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/a%00b", b"x", timeout=PATIENCE) as web:
+        assert web.status == 200
+    assert until(lambda: found("fyrehose_stream_last_seq"), "nothing is scraped") == [("1", r"a\x00b")]
+    assert found("fyrehose_journal_segments") == [("1", None)]
+    assert found("up") == [("1", None)]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10) as web:
         (group, *_) = json.load(web)["data"]["groups"]
     assert all(rule["health"] in ("ok", "unknown") for rule in group["rules"])
