@@ -3,22 +3,21 @@
     {"stream": "log", "seq": 7, "time": 1763683200000000, "source": "figg", "payload": "..."}
 
 Times are microseconds since 1970 UTC.  Fields that are unknown, or without a value, are omitted.  A payload that is not
-UTF-8 is encoded in ``payload_base64`` instead.
+UTF-8 is encoded in ``payload_base64`` instead.  No object has a character at which some program ends a line.
 """
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from json.encoder import encode_basestring
 from typing import Any
 from uuid import UUID
 
 import attrs
 
+from fyrehose.jsontext import dumped, quoted
 from fyrehose.kernels import columns
 from fyrehose.records import Record, Run
 
@@ -55,7 +54,7 @@ def as_object(record: Record) -> bytes:
         shown["payload"] = record.payload.decode()
     except UnicodeDecodeError:
         shown["payload_base64"] = b64encode(record.payload).decode()
-    return json.dumps(shown, ensure_ascii=False).encode()
+    return dumped(shown)
 
 
 def objects(run: Run) -> Iterator[bytes]:
@@ -70,7 +69,7 @@ def objects(run: Run) -> Iterator[bytes]:
     head, middle = around
     for seq, payload in enumerate(run.payloads(), run.first_seq):
         try:
-            text = f'"payload": {encode_basestring(str(payload, "utf-8"))}}}'
+            text = f'"payload": {quoted(str(payload, "utf-8"))}}}'
         except UnicodeDecodeError:
             text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
         yield f"{{{head}{seq}{middle}{text}".encode()
@@ -98,8 +97,8 @@ def _around(run: Run) -> tuple[str, str] | None:
     labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
     constants = {"time": run.time or None, "source": run.source or None, **labels}
     known = {name: value for name, value in constants.items() if value is not None}
-    common = json.dumps(known, ensure_ascii=False)[1:-1]
-    return f'"stream": {encode_basestring(run.stream)}, "seq": ', f", {common}, " if known else ", "
+    common = dumped(known).decode()[1:-1]
+    return f'"stream": {quoted(run.stream)}, "seq": ', f", {common}, " if known else ", "
 
 
 def head_of(run: Run, text: bool) -> bytes:
@@ -169,7 +168,7 @@ def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
         return b64encode(data), begin + len(data)
     decoder = _Decoder()
     found = decoder.decode(data, begin + STEP >= len(payload))
-    return encode_basestring(found)[1:-1].encode(), begin + len(data) - len(decoder.getstate()[0])
+    return quoted(found)[1:-1].encode(), begin + len(data) - len(decoder.getstate()[0])
 
 
 def lines(runs: Iterable[Run]) -> bytes:

@@ -31,6 +31,7 @@ SANS_IO = (
     "fyrehose.sessions",
     "fyrehose.journal.format",
     "fyrehose.kernels*",
+    "fyrehose.jsontext",
     "fyrehose.ndjson",
     "fyrehose.cluster.entries",
     "fyrehose.cluster.role",
@@ -131,7 +132,7 @@ def test_only_programs_import_the_reactor() -> None:
 #: The layers, in order.  A module may import its own layer and those before it; modules that are not named here, such
 #: as the command line, may import everything.
 LAYERS = (
-    ("kernels",),
+    ("jsontext", "kernels"),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
         *("ndjson", "toml_files", "observe", "client_tls", "periodic"),

@@ -45,6 +45,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import LOOPBACK, OPEN
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState, Prepared
+from fyrehose.jsontext import dumped
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.lifecycle import Phase
@@ -290,7 +291,7 @@ class AdminProtocol(WebProtocol):
             raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
 
     def _respond(self, answer: dict[str, Any]) -> None:
-        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+        self.session.respond(200, dumped(answer) + b"\n")
 
     def _identity(self, request: RequestHead) -> Identity:
         return with_token(self.identity, token_of(request))

@@ -6,7 +6,6 @@ counted.
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from twisted.python.failure import Failure
 
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
+from fyrehose.jsontext import dumped
 from fyrehose.net.lifecycle import Timers
 from fyrehose.records import Record, Run, column_of
 from fyrehose.sessions import PIECE
@@ -117,7 +117,7 @@ def _latest(found: list[tuple[Record, int]]) -> list[dict[str, Any]]:
     room = PIECE - AROUND
     for record, size in reversed(found):
         one = as_json(record, size)
-        room -= len(json.dumps(one, ensure_ascii=False).encode()) + len(", ")
+        room -= len(dumped(one)) + len(", ")
         if room < 0:
             break
         shown.append(one)
@@ -131,4 +131,4 @@ def as_json(record: Record, size: int) -> dict[str, Any]:
 
 def as_event(name: str, value: object) -> bytes:
     """Return a server-sent event with *value* as JSON."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), json.dumps(value, ensure_ascii=False).encode())
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), dumped(value))

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import attrs
 
 from fyrehose.errors import Broken, LocalProtocolError
+from fyrehose.jsontext import dumped
 from fyrehose.sessions import ByteSession
 from fyrehose.web.hosts import foreign_host, host_in
 from fyrehose.web.origins import Origins
@@ -305,7 +306,7 @@ class WebSession(ByteSession):
         self._refused = RequestRefused(status=status, cause=cause, detail=detail)
         self._last = self._last or self._body_incomplete
         again = {"retriable": True} if status in RETRIABLE else {}
-        body = json.dumps({"error": detail, **again, **more}, ensure_ascii=False).encode() + b"\n"
+        body = dumped({"error": detail, **again, **more}) + b"\n"
         self.respond(status, body, headers=headers)
         return [self._refused]
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fyrehose.journal import format as fmt
 from fyrehose.journal.packing import batch
+from fyrehose.jsontext import dumped
 from fyrehose.kernels.pure import columns as pure
 from fyrehose.kernels.pure import figg
 from fyrehose.records import MAX_NAME, Run
@@ -210,13 +211,18 @@ def test_gather_refuses_pieces_that_are_not_there(kernel: ModuleType, piece: tup
         kernel.gather([b"abcdef", b""], np.array([piece], np.int64), bytearray(size))
 
 
+#: Characters at which some programs end a line, and some that have bytes in common with them.
+LINE_ENDS = "a\x85b\u2028\u2029c\u2027\u202a\x84\x86"
+
+
 def test_texts_are_escaped_as_json(kernel: ModuleType) -> None:
-    payloads = [b"plain", b"", bytes(range(128)), 'é€𝄞 "\\"'.encode(), b'{"a": 1}\n']
+    payloads = [b"plain", b"", bytes(range(128)), 'é€𝄞 "\\"'.encode(), b'{"a": 1}\n', LINE_ENDS.encode()]
     lengths = column(*map(len, payloads))
     found = kernel.texts(lengths, b"".join(payloads), 8, b'[{"seq": ', b', "payload": "', b'"}],')
     expected = [[{"seq": seq, "payload": payload.decode()}] for seq, payload in enumerate(payloads, 8)]
     assert json.loads(b"[%b]" % found[:-1]) == expected
-    assert found[:-1] == json.dumps(expected, ensure_ascii=False).replace("}], [{", "}],[{").encode()[1:-1]
+    assert found[:-1] == dumped(expected).replace(b"}], [{", b"}],[{")[1:-1]
+    assert len(found.decode().splitlines()) == 1
     assert kernel.texts(b"", b"", 1, b"a", b"b", b"c") == b""
 
 
@@ -237,7 +243,12 @@ def test_texts_beyond_their_bytes_are_refused(kernel: ModuleType) -> None:
 
 
 @only_native
-@given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: text.encode(errors="replace"))))
+@given(
+    st.lists(
+        st.binary(max_size=40)
+        | (st.text(max_size=40) | st.text(LINE_ENDS, max_size=40)).map(lambda text: text.encode(errors="replace"))
+    )
+)
 @settings(max_examples=300, deadline=None)
 def test_native_texts_equal_pure_texts(payloads: list[bytes]) -> None:
     given_ = (column(*map(len, payloads)), b"".join(payloads), (1 << 63) - 50, b"<", b"|", b">")

@@ -192,10 +192,16 @@ def gather(list chunks not None, const int64_t[:, ::1] pieces not None, uint8_t[
         free(sizes)
 
 
+cdef inline bint is_line_end(const uint8_t* at) noexcept nogil:
+    """Return whether the character beyond ASCII at *at* is U+0085, U+2028 or U+2029; see jsontext.py."""
+    return at[0] == 0xC2 and at[1] == 0x85 or at[0] == 0xE2 and at[1] == 0x80 and at[2] & 0xFE == 0xA8
+
+
 cdef inline Py_ssize_t escaped_size(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Return how many bytes a text has in a JSON string; -1 if it is not UTF-8."""
+    """Return how many bytes a text has in a JSON string without line ends; -1 if it is not UTF-8."""
     cdef uint64_t word, special
     cdef uint64_t ones = 0x0101010101010101, high = 0x8080808080808080
+    cdef const uint8_t* begin
     cdef Py_ssize_t size = end - at
     while at < end:
         if end - at >= 8:  # Eight bytes at a time, up to the first that does not stand for itself.
@@ -207,9 +213,11 @@ cdef inline Py_ssize_t escaped_size(const uint8_t* at, const uint8_t* end) noexc
                 continue
             at += first_high(special)
         if at[0] >= 0x80:
-            at = after_character(at, end)
+            begin, at = at, after_character(at, end)
             if at == NULL:
                 return -1
+            if is_line_end(begin):
+                size += 6 - (at - begin)
             continue
         if at[0] == 0x22 or at[0] == 0x5C:
             size += 1
@@ -220,13 +228,17 @@ cdef inline Py_ssize_t escaped_size(const uint8_t* at, const uint8_t* end) noexc
 
 
 cdef inline uint8_t* escape(uint8_t* out, const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Write a text as it stands in a JSON string, and return the end of what was written."""
+    """Write a text as it stands in a JSON string without line ends; return the end of what was written."""
     cdef const char* digits = b"0123456789abcdef"
     cdef const char* letters = b"btn?fr"
     while at < end:
         if at[0] == 0x22 or at[0] == 0x5C:
             out[0], out[1] = 0x5C, at[0]
             out += 2
+        elif at[0] >= 0x80 and is_line_end(at):
+            memcpy(out, b"\\u0085" if at[0] == 0xC2 else b"\\u2028" if at[2] == 0xA8 else b"\\u2029", 6)
+            out += 6
+            at += 1 if at[0] == 0xC2 else 2
         elif at[0] >= 0x20:
             out[0] = at[0]
             out += 1

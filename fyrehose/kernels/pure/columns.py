@@ -13,10 +13,10 @@ Tables are arrays of 64-bit integers with two dimensions, such as those of numpy
 from __future__ import annotations
 
 from collections.abc import Sequence
-from json.encoder import encode_basestring
 from struct import Struct
 from typing import Any
 
+from fyrehose.jsontext import quoted
 from fyrehose.kernels.buffers import Buffer
 
 #: The header of a run (journal/format.py), up to the lengths of its names.
@@ -188,7 +188,7 @@ def texts(lengths: Buffer, payload: Buffer, first: int, head: bytes, middle: byt
         if begin + size > len(view):
             raise IndexError(f"record {number - first} ends beyond the {len(view)} bytes of the payloads")
         try:
-            text = encode_basestring(str(view[begin : begin + size], "utf-8"))
+            text = quoted(str(view[begin : begin + size], "utf-8"))
         except UnicodeDecodeError:
             return None
         found.append(b"%b%d%b%b%b" % (head, number, middle, text[1:-1].encode(), end))

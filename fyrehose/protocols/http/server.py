@@ -27,6 +27,7 @@ from fyrehose import errors
 from fyrehose.broker.stream_statistics import Ends
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IBroker
+from fyrehose.jsontext import dumped
 from fyrehose.ndjson import TextChecks
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -377,13 +378,13 @@ class HttpProtocol(WebProtocol):
             elif isinstance(shown, bytes):
                 self.session.respond(200, shown)
             elif "error" in shown:
-                self.session.respond(409, json.dumps(shown, ensure_ascii=False).encode() + b"\n")
+                self.session.respond(409, dumped(shown) + b"\n")
             else:
                 self._respond(shown)
             self.proceed()
 
     def _respond(self, answer: Mapping[str, object]) -> None:
-        self.session.respond(200, json.dumps(answer, ensure_ascii=False).encode() + b"\n", headers=self._origin())
+        self.session.respond(200, dumped(answer) + b"\n", headers=self._origin())
 
     handlers = (
         WebProtocol.handlers
