@@ -24,6 +24,7 @@ to all streams.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping
 from importlib.resources import files
 from typing import Any, ClassVar
@@ -56,11 +57,10 @@ from fyrehose.observe.meters import LONGEST_WRITE
 from fyrehose.options import FileContent
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
-from fyrehose.web.session import WEB_REFUSALS, RequestHead, WebSession
+from fyrehose.web.session import EVENTS, WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.shell import WebProtocol, token_of, with_token
 from fyrehose.web.tokens import same
 
-EVENTS = "text/event-stream"
 #: Limit of the streams or subscribers that one answer lists, because a longer list would block the reactor for too
 #: long.
 MOST_LISTED = 1_000
@@ -150,14 +150,17 @@ class AdminProtocol(WebProtocol):
     settings: AdminSettings
 
     def __init__(self, factory: AdminFactory) -> None:
-        super().__init__(factory, WebSession(factory.hosts))
+        super().__init__(factory, WebSession(factory.hosts, now=factory.now))
         self.admin = factory.admin
         self._stop_stream: Callable[[], None] | None = None
 
     def on_request(self, request: RequestHead) -> None:
         """Answer a request, or start a streamed answer."""
-        if request.method not in ("GET", "HEAD"):
-            self._refuse(405, "bad-method", "method not allowed; use GET or HEAD", {"Allow": "GET, HEAD"})
+        allow = {"Allow": "GET, HEAD"}
+        if request.method == "OPTIONS":
+            self.session.respond_without_content(allow)
+        elif request.method not in ("GET", "HEAD"):
+            self._refuse(405, "bad-method", "method not allowed; use GET or HEAD", allow)
         elif request.path in (("health",), ("ready",)):
             self._respond_health(request.path[0], request.query.get("for", ""))
         elif self.admin.token is not None and not same(token_of(request), self.admin.token):
@@ -404,7 +407,7 @@ class AdminFactory(SessionFactory):
         self, admin: Admin, settings: AdminSettings | None = None, reactor: Any = None, endpoint: str | None = None
     ) -> None:
         super().__init__(admin.broker, settings, reactor)
-        self.admin, self._endpoint = admin, endpoint
+        self.admin, self.now, self._endpoint = admin, time.time, endpoint
         self.configure(self.settings)
 
     def configure(self, settings: AdminSettings) -> None:

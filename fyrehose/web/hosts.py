@@ -8,11 +8,13 @@ others.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 #: Values of ``Host`` by which a browser reaches a server on its own machine.
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+#: A ``Host`` header: an IPv6 address in brackets, or a name or an address, and perhaps a port; or nothing.
+_HOST = re.compile(r"(?:(?:\[([0-9A-Za-z:.%_~-]+)\]|([0-9A-Za-z._~!$&'()*+,;=%-]+))(?::[0-9]{1,5})?)?")
 
 
 def url_of(address: str, secure: bool) -> str:
@@ -56,22 +58,14 @@ def foreign_host(hosts: frozenset[str]) -> str:
     return f"unknown host: request this server as {' or '.join(sorted(hosts))}"
 
 
-def host_in(header: str) -> str:
-    """Return the host of a ``Host`` header in lower case, without the port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
+@lru_cache(64)
+def host_in(header: str) -> str | None:
+    """Return the host of a ``Host`` header in lower case, without the port and without a dot at its end.
 
-
-def same_origin(headers: Mapping[str, str]) -> bool:
-    """Return whether a request comes from no browser, or from a page of this server.
-
-    :param headers: the headers of the request, by lower-case name
+    :return: None if the header is not valid
     """
-    origin = headers.get("origin")
-    if origin is None:
-        return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-    return origin.partition("://")[2] == headers.get("host")
+    found = _HOST.fullmatch(header)
+    return None if found is None else (found[1] or found[2] or "").lower().removesuffix(".")
 
 
 def is_encrypted(endpoint: str) -> bool:

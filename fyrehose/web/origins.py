@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 
 import attrs
 
-from fyrehose.web.hosts import same_origin
-
 #: The option that admits every origin for reading.
 EVERY = "*"
 #: How long a browser may keep the answer to a preflight, in seconds.
@@ -68,7 +66,9 @@ class PageVerdict:
     reads_only: bool = False
 
 
-_SERVED = PageVerdict()
+SERVED = PageVerdict()
+#: How the names begin by which all browsers, and few programs, call themselves.
+_BROWSERS = ("Mozilla/", "Opera/")
 
 
 @attrs.frozen
@@ -86,10 +86,15 @@ class Origins:
         :param method: the method of the request, or the method for which a preflight asks permission
         :param headers: by lower-case name
         """
-        if same_origin(headers):
-            return _SERVED
-        origin = headers.get("origin", "")
-        if origin and origin in self.allowed:
+        origin = headers.get("origin")
+        if origin is None:
+            site = headers.get("sec-fetch-site", "")
+            if site == "" and _is_unknown_page(headers):
+                return _judge_unknown(method)
+            return SERVED if site in ("", "none", "same-origin") else PageVerdict(refusal=self._refusal(""))
+        if origin.partition("://")[2] == headers.get("host"):
+            return SERVED
+        if origin in self.allowed:
             return PageVerdict(headers=_headers(origin))
         if not origin or EVERY not in self.allowed:
             return PageVerdict(refusal=self._refusal(origin))
@@ -114,6 +119,26 @@ class Origins:
     def _refusal(self, origin: str) -> str:
         advice = f"; to allow it, add {origin[:80]!r} to the option origins" if _ORIGIN.fullmatch(origin) else ""
         return f"request of a page of another site: only pages of this server may use it{advice}"
+
+
+def _is_unknown_page(headers: Mapping[str, str]) -> bool:
+    """Return whether a browser may have sent the request for a page of another site, and does not say so.
+
+    Over plain HTTP browsers send ``Sec-Fetch-Site`` to their own machine only, and older ones never do; none sends
+    ``Origin`` for an image.  All call themselves Mozilla and send ``Accept-Language``.  A page cannot change that, nor
+    forge the ``Referer`` of another one.
+    """
+    if "accept-language" not in headers or not headers.get("user-agent", "").startswith(_BROWSERS):
+        return False
+    return headers.get("referer", "").partition("://")[2].partition("/")[0] != headers.get("host")
+
+
+def _judge_unknown(method: str) -> PageVerdict:
+    if method in READING:
+        return PageVerdict(reads_only=True)
+    return PageVerdict(
+        refusal="the browser does not say for which page it sends this request: use a newer one, or a page from here"
+    )
 
 
 def _headers(origin: str) -> Mapping[str, str]:

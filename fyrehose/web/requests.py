@@ -25,6 +25,8 @@ _REQUEST_LINE = re.compile(rf"({_TOKEN}) ([\x21-\x7e]+) HTTP/1\.([0-9])\r\n")
 _FIELD = re.compile(rf"({_TOKEN}):([^\x00-\x08\x0a-\x1f\x7f]*)\r\n")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+#: Lines between two requests, which old clients send behind a body, and which are skipped (RFC 9112, 2.2).
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 #: Matches LF without CR, and the beginning of a line that continues the previous line (RFC 9112, 2.2 and 5.2).
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
@@ -147,6 +149,9 @@ class RequestReader:
 
     def _next_head(self) -> Head | None:
         data, begin = self._data, self._at
+        if data.startswith(b"\r", begin):
+            begin = self._at = _EMPTY_LINES.match(data, begin).end()  # type: ignore[union-attr]  # it always matches
+            self._checked = 0
         end = data.find(b"\r\n\r\n", begin + max(0, self._checked - 3), begin + MAX_HEAD)
         limit = min(len(data), begin + MAX_HEAD) if end < 0 else end + 4
         found = _AMBIGUOUS.search(data, begin + max(0, self._checked - 1), limit)
@@ -158,7 +163,7 @@ class RequestReader:
             self._checked = len(data) - begin
             if self._checked >= MAX_HEAD:
                 raise MalformedRequest(f"request head exceeds the limit of {MAX_HEAD} bytes", 431)
-            if self._checked and data[begin] < ord("!"):
+            if self._checked and data[begin] < ord("!") and data[begin:] != b"\r":
                 raise _no_request()
             return None
         head = _parsed(data[begin : end + 2].decode("latin-1"))

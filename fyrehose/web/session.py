@@ -9,9 +9,9 @@ input is dropped, whether or not it was received already, and the connection is 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from email.utils import formatdate
 from enum import Enum
 from functools import lru_cache
 from http import HTTPStatus
@@ -23,7 +23,7 @@ from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.jsontext import dumped
 from fyrehose.sessions import ByteSession
 from fyrehose.web.hosts import foreign_host, host_in
-from fyrehose.web.origins import Origins
+from fyrehose.web.origins import SERVED, Origins, PageVerdict
 from fyrehose.web.requests import Head, MalformedRequest, RequestPart, RequestReader
 
 #: How many bytes behind the current request are kept before reading from the peer pauses.
@@ -49,9 +49,17 @@ _SINGLE = frozenset({"host", "content-type", "authorization", "content-encoding"
 _ALWAYS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 #: Characters that a header's value must not have, because they could end the header and forge another answer.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-JSON = "application/json"
+JSON, EVENTS = "application/json", "text/event-stream"
+#: The target of a request that is about the whole server: OPTIONS * (RFC 9110, 9.3.7).
+EVERYTHING = "*"
 #: The statuses of refusals after which the same request may succeed later.
 RETRIABLE = (408, 429, 503)
+#: Further headers of refusals, by status; after the time in Retry-After, in seconds, the same request may succeed.
+REFUSAL_HEADERS: Mapping[int, Mapping[str, str]] = {
+    401: {"WWW-Authenticate": "Bearer"},
+    429: {"Retry-After": "5"},
+    503: {"Retry-After": "5"},
+}
 
 Headers = Mapping[str, str]
 
@@ -99,78 +107,27 @@ class RequestRefused:
     elsewhere: str = ""
 
 
-@attrs.define(eq=False)
-class WebSession(ByteSession):
-    """The server's side of one connection; subclasses turn heads and bodies of requests into events.
+class RequestBody:
+    """Receives the body of one request; this one has no use for it.  Subclasses turn it into events."""
 
-    :ivar hosts: the values of ``Host`` that are accepted, without ports; None accepts any.  This protects against DNS
-        rebinding, where a page of another site makes its own name resolve to this server.
-    :ivar more: whether :meth:`next_events` may return events
-    :ivar answering: whether a request waits for its answer or for the rest of it
-    :ivar between_requests: whether an answer is complete and another request may follow
-    :ivar over: whether the connection allows neither requests nor answers any more
-    :ivar read_ahead_full: whether more than :data:`MAX_AHEAD` bytes wait behind the current request
-    """
+    __slots__ = ()
 
-    hosts: frozenset[str] | None = None
-    #: The pages of other sites that may use the server.
-    origins: Origins = Origins()
-    #: Whether the request comes from a page that may only read.
-    reads_only: bool = attrs.field(default=False, init=False)
-    #: Headers of the answer for the browser, about the page that sent the request.
-    _for_page: Headers = attrs.field(factory=dict, init=False)
-    _reader: RequestReader = attrs.field(factory=RequestReader, init=False)
-    _answer: AnswerPart = attrs.field(default=AnswerPart.NONE, init=False)
-    more: bool = attrs.field(default=False, init=False)
-    answering: bool = attrs.field(default=False, init=False)
-    between_requests: bool = attrs.field(default=False, init=False)
-    over: bool = attrs.field(default=False, init=False)
-    read_ahead_full: bool = attrs.field(default=False, init=False)
-    out: list[bytes] = attrs.field(factory=list, init=False)
-    _eof: bool = attrs.field(default=False, init=False)
-    _broken: bool = attrs.field(default=False, init=False)
-    _refused: RequestRefused | None = attrs.field(default=None, init=False)
-    #: Whether the connection ends with the current answer.
-    _last: bool = attrs.field(default=False, init=False)
-    #: Whether the body of the answer is sent in chunks.
-    _chunked: bool = attrs.field(default=False, init=False)
-    #: How many bytes of the body of an answer are still to be sent; None: the length of the body is not known.
-    _unsent: int | None = attrs.field(default=None, init=False)
-    #: Whether further input belongs to the request after the one that is being answered.
-    _behind: bool = attrs.field(default=False, init=False)
-    #: Whether the last call stopped at MOST_EVENTS, so that the reader may have more parts of requests.
-    _stopped: bool = attrs.field(default=False, init=False)
-    #: Whether the body of the request is incomplete.
-    _body_incomplete: bool = attrs.field(default=False, init=False)
-    #: The path and query of the request, as the peer sent them.
-    _target: str = attrs.field(default="", init=False)
-    #: Whether the body of the answer is left out, because the method of the request is HEAD.
-    _without_body: bool = attrs.field(default=False, init=False)
-
-    # Hooks for subclasses.
-
-    def on_request(self, request: RequestHead) -> Iterable[object]:
-        """Return the events for the head of a request, or refuse the request."""
-        if request.length or request.length is None:
-            return self.refuse(413, "unexpected-body", "unexpected body: this server accepts requests without one only")
-        return (request,)
-
-    def on_body(self, data: bytes) -> Iterable[object]:
+    def add(self, data: bytes) -> Iterable[object]:
         """Return the events that *data*, a piece of the body, completes."""
         return ()
 
-    def on_body_end(self) -> Iterable[object]:
+    def end(self) -> Iterable[object]:
         """Return the events that the end of the body completes."""
         return ()
 
     @property
-    def body_expected(self) -> int:
-        """Return the size of the part of a body that is being collected, in bytes, as far as it is known."""
+    def expected(self) -> int:
+        """Return the size of the part of the body that is being collected, in bytes, as far as it is known."""
         return 0
 
     @property
-    def body_buffered(self) -> int:
-        """Return the number of bytes in memory of the part that :attr:`body_expected` measures."""
+    def buffered(self) -> int:
+        """Return the number of bytes in memory of the part that :attr:`expected` measures."""
         return 0
 
     @property
@@ -178,11 +135,104 @@ class WebSession(ByteSession):
         """Return whether events of the incomplete body were returned; if so, the session must not answer by itself."""
         return False
 
+
+_NO_BODY = RequestBody()
+
+
+@attrs.define(eq=False)
+class Exchange:
+    """One request and its answer, as far as both have come; each request of a connection has one of its own.
+
+    :ivar answer: the part of the answer that comes next
+    :ivar head: the head of the request; None: it has not arrived
+    :ivar page: the verdict on the page that has sent the request
+    :ivar body: receives the body of the request
+    :ivar body_incomplete: whether the end of that body has not arrived
+    :ivar refused: the refusal with which the request is answered; later input is dropped if the body is incomplete
+    :ivar last: whether the connection ends with the answer
+    :ivar unsent: how many bytes of the body of the answer are still to be sent; None: its length is not known
+    """
+
+    answer: AnswerPart = AnswerPart.NONE
+    head: Head | None = None
+    page: PageVerdict = SERVED
+    body: RequestBody = _NO_BODY
+    body_incomplete: bool = False
+    refused: RequestRefused | None = None
+    last: bool = False
+    unsent: int | None = None
+
+    @property
+    def rest_dropped(self) -> bool:
+        """Return whether the request was refused before the end of its body, so that later input is not parsed."""
+        return self.refused is not None and self.body_incomplete
+
+    @property
+    def without_body(self) -> bool:
+        """Return whether the body of the answer is left out, because the method of the request is HEAD."""
+        return self.head is not None and self.head.method == "HEAD"
+
+    @property
+    def chunked(self) -> bool:
+        """Return whether a body of unknown length is sent in chunks, which HTTP/1.0 has not."""
+        return self.head is not None and self.head.minor > 0
+
+    def drop_body(self, refused: RequestRefused) -> None:
+        """Ignore the rest of the body, because the request was refused."""
+        self.refused, self.body = refused, _NO_BODY
+
+
+@attrs.define(eq=False)
+class WebSession(ByteSession):
+    """The server's side of one connection; subclasses turn heads and bodies of requests into events.
+
+    :ivar hosts: the values of ``Host`` that are accepted, without ports; None accepts any.  This protects against DNS
+        rebinding, where a page of another site makes its own name resolve to this server.
+    :ivar origins: the pages of other sites that may use the server
+    :ivar now: returns the time for the header Date, in seconds since 1970 UTC; None: there is no such header
+    :ivar exchange: the present request and its answer
+    :ivar more: whether :meth:`next_events` may return events
+    :ivar answering: whether a request waits for its answer or for the rest of it
+    :ivar between_requests: whether an answer is complete and another request may follow
+    :ivar over: whether the connection allows neither requests nor answers any more
+    :ivar read_ahead_full: whether more than :data:`MAX_AHEAD` bytes wait behind the current request
+    :ivar expected: the size of the head or the part of a body that is being received, in bytes; 0 between requests
+    """
+
+    hosts: frozenset[str] | None = None
+    origins: Origins = Origins()
+    now: Callable[[], float] | None = attrs.field(default=None, kw_only=True)
+    exchange: Exchange = attrs.field(factory=Exchange, init=False)
+    more: bool = attrs.field(default=False, init=False)
+    answering: bool = attrs.field(default=False, init=False)
+    between_requests: bool = attrs.field(default=False, init=False)
+    over: bool = attrs.field(default=False, init=False)
+    read_ahead_full: bool = attrs.field(default=False, init=False)
+    expected: int = attrs.field(default=0, init=False)
+    out: list[bytes] = attrs.field(factory=list, init=False)
+    _reader: RequestReader = attrs.field(factory=RequestReader, init=False)
+    _eof: bool = attrs.field(default=False, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
+    #: Whether further input belongs to the request after the one that is being answered.
+    _behind: bool = attrs.field(default=False, init=False)
+    #: Whether the last call stopped at MOST_EVENTS, so that the reader may have more parts of requests.
+    _stopped: bool = attrs.field(default=False, init=False)
+
+    def on_request(self, request: RequestHead) -> Iterable[object]:
+        """Return the events for the head of a request, or refuse the request; a hook for subclasses.
+
+        A subclass that accepts bodies sets ``exchange.body``.
+        """
+        if self.exchange.body_incomplete:
+            return self.refuse(413, "unexpected-body", "unexpected body: this server accepts requests without one only")
+        return (request,)
+
     # Input.
 
     def receive_data(self, data: bytes) -> list[object]:
         """Return events for the heads and parts of bodies that *data* completes."""
-        if self.over or self._rest_dropped:
+        exchange = self.exchange
+        if self.over or (exchange.refused is not None and exchange.body_incomplete):
             return []
         self._reader.add(data)
         if self._behind:
@@ -207,8 +257,7 @@ class WebSession(ByteSession):
             return []
         if self.between_requests:
             self._reader.begin()
-            self._answer, self._without_body, self._for_page = AnswerPart.NONE, False, {}
-            self.read_ahead_full = False
+            self.exchange, self.read_ahead_full = Exchange(), False
             if not self._reader.unread and not self._eof:
                 self._note_state()
                 return []
@@ -219,33 +268,24 @@ class WebSession(ByteSession):
     @property
     def streaming(self) -> bool:
         """Return whether the head of an answer was sent whose body is incomplete."""
-        return self._answer is AnswerPart.BODY
+        return self.exchange.answer is AnswerPart.BODY
 
     @property
     def body_unread(self) -> bool:
         """Return whether the peer may still be sending a body that will not be read."""
-        return self.over and self._body_incomplete and not self._eof
-
-    @property
-    def expected(self) -> int:
-        """Return the size of the head or the part of a body that is being received, in bytes; 0 between requests."""
-        if self._broken:
-            return 0
-        if self._reader.in_body:
-            return self.body_expected
-        return self._reader.unread if self._reader.part is RequestPart.HEAD else 0
+        return self.over and self.exchange.body_incomplete and not self._eof
 
     @property
     def buffered(self) -> int:
         """Return the number of bytes in memory of the part that :attr:`expected` measures."""
-        return self.body_buffered if self._reader.in_body else self.expected
+        return self.exchange.body.buffered if self._reader.in_body else self.expected
 
     # Output.
 
     def respond(self, status: int, body: bytes, content_type: str = JSON, headers: Headers | None = None) -> None:
         """Send a complete answer."""
         self._begin(status, content_type, headers, len(body))
-        if body and not self._without_body:
+        if body and not self.exchange.without_body:
             self.out.append(body)
         self._complete()
 
@@ -260,38 +300,41 @@ class WebSession(ByteSession):
         :param length: length of the body, in bytes; None: it is not known yet
         """
         self._begin(status, content_type, headers, length)
-        self._unsent = None if self._without_body else length
+        self.exchange.unsent = None if self.exchange.without_body else length
         self._note_state()
 
     def send(self, data: bytes) -> None:
         """Send a piece of the answer's body."""
-        if self._answer is not AnswerPart.BODY:
+        exchange = self.exchange
+        if exchange.answer is not AnswerPart.BODY:
             raise LocalProtocolError("the head of an answer must be sent before a piece of its body")
-        if not data or self._without_body:
+        if not data or exchange.without_body:
             return
-        if self._unsent is None:
-            self.out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        elif self._unsent < len(data):
+        if exchange.unsent is None:
+            self.out.append(b"%x\r\n%b\r\n" % (len(data), data) if exchange.chunked else data)
+        elif exchange.unsent < len(data):
             raise LocalProtocolError(
-                f"the body of an answer is {len(data) - self._unsent} bytes longer than its Content-Length"
+                f"the body of an answer is {len(data) - exchange.unsent} bytes longer than its Content-Length"
             )
         else:
-            self._unsent -= len(data)
+            exchange.unsent -= len(data)
             self.out.append(data)
 
     def end(self) -> None:
         """Complete the answer."""
-        if self._answer is not AnswerPart.BODY:
+        exchange = self.exchange
+        if exchange.answer is not AnswerPart.BODY:
             raise LocalProtocolError("no answer was begun that could be completed")
-        if self._unsent:
-            raise LocalProtocolError(f"{self._unsent} bytes of the body of an answer were not sent")
-        if self._chunked and self._unsent is None and not self._without_body:
+        if exchange.unsent:
+            raise LocalProtocolError(f"{exchange.unsent} bytes of the body of an answer were not sent")
+        if exchange.chunked and exchange.unsent is None and not exchange.without_body:
             self.out.append(b"0\r\n\r\n")
         self._complete()
 
     def elsewhere(self, server: str) -> Headers:
         """Return the Location header that redirects this request to the URL *server*; no header if that is empty."""
-        return {"Location": server + self._target} if server else {}
+        head = self.exchange.head
+        return {"Location": server + head.target} if server and head is not None and head.target[0] == "/" else {}
 
     def refuse(
         self, status: int, cause: str, detail: str, headers: Headers | None = None, **more: object
@@ -303,29 +346,29 @@ class WebSession(ByteSession):
         :param more: further keys of the answer's JSON object
         :return: the event for the refusal
         """
-        self._refused = RequestRefused(status=status, cause=cause, detail=detail)
-        self._last = self._last or self._body_incomplete
+        exchange, refused = self.exchange, RequestRefused(status=status, cause=cause, detail=detail)
+        exchange.drop_body(refused)
+        exchange.last = exchange.last or exchange.body_incomplete
         again = {"retriable": True} if status in RETRIABLE else {}
         body = dumped({"error": detail, **again, **more}) + b"\n"
-        self.respond(status, body, headers=headers)
-        return [self._refused]
+        self.respond(status, body, headers={**REFUSAL_HEADERS.get(status, {}), **(headers or {})})
+        return [refused]
 
     # Internals.
 
     def _note_state(self) -> None:
         """Update the attributes that follow from the request and its answer; called after each step of either."""
-        answer = self._answer
+        exchange, reader = self.exchange, self._reader
+        answer, part = exchange.answer, reader.part
         self.answering = answer is AnswerPart.HEAD or answer is AnswerPart.BODY
         done = answer is AnswerPart.DONE
-        self.over = self._broken or (done and self._last)
-        self.between_requests = done and not self.over and self._reader.part is RequestPart.DONE
+        self.over = self._broken or (done and exchange.last)
+        self.between_requests = done and not self.over and part is RequestPart.DONE
         self.more = self.between_requests or (self._stopped and not self.over)
-        self._behind = (self.answering or self.between_requests) and not self._reader.in_body
-
-    @property
-    def _rest_dropped(self) -> bool:
-        """Return whether the request was refused before the end of its body, so that later input is not parsed."""
-        return self._refused is not None and self._body_incomplete
+        self._behind = (self.answering or self.between_requests) and not reader.in_body
+        self.expected = 0
+        if not self._broken and part is not RequestPart.DONE:
+            self.expected = exchange.body.expected if reader.in_body else reader.unread
 
     def _begin(self, status: int, content_type: str, headers: Headers | None, length: int | None = None) -> None:
         """Send the head of an answer.
@@ -333,10 +376,13 @@ class WebSession(ByteSession):
         :param content_type: "" for an answer without a body
         :param length: length of the body, in bytes; None: it is not known yet
         """
-        if self._answer is AnswerPart.BODY or self._answer is AnswerPart.DONE:
+        exchange = self.exchange
+        if exchange.answer is AnswerPart.BODY or exchange.answer is AnswerPart.DONE:
             raise LocalProtocolError("a second answer to the same request")
-        head = _head_of(status, content_type, length, self._chunked and content_type != "", self._last)
-        more = {**self._for_page, **(headers or {})}
+        coding = exchange.chunked if length is None and content_type else False
+        second = 0 if self.now is None else int(self.now())
+        head = _head_of(status, content_type, length, coding, exchange.last, second)
+        more = {**exchange.page.headers, **(headers or {})}
         if more:
             lines = []
             for name, value in more.items():
@@ -345,16 +391,16 @@ class WebSession(ByteSession):
                 lines.append(f"{name}: {value}\r\n")
             head += "".join(lines).encode()
         self.out.append(head + b"\r\n")
-        self._answer = AnswerPart.BODY
+        exchange.answer = AnswerPart.BODY
 
     def _complete(self) -> None:
-        self._answer = AnswerPart.DONE
+        self.exchange.answer = AnswerPart.DONE
         self._note_state()
 
     def _pull(self) -> list[object]:
         """Return the events up to the end of the request or of the received bytes, at most :data:`MOST_EVENTS`."""
         events: list[object] = []
-        self._stopped = False
+        exchange, self._stopped = self.exchange, False
         if self._broken:
             return events
         for _ in range(MOST_EVENTS):
@@ -366,82 +412,84 @@ class WebSession(ByteSession):
                 return events
             if isinstance(found, Head):
                 events += self._receive_head(found)
-                if found.waits and self._answer is AnswerPart.HEAD:
+                if found.waits and exchange.answer is AnswerPart.HEAD:
                     self.out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
             elif found:
-                events += self.on_body(found)
+                events += exchange.body.add(found)
             else:
-                self._body_incomplete = False
+                exchange.body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
-                return [*events, *(self.on_body_end() if self._refused is None else ())]
-            if self.over or (self._refused is not None and self._body_incomplete):
+                return [*events, *exchange.body.end()]
+            if self.over or exchange.rest_dropped:
                 return events
         self._stopped = True
         return events
 
     def _end_of_input(self) -> list[object]:
         """Return the events caused by the end of input, once all bytes before the end were processed."""
-        if self.over or self._behind or self._stopped or self._rest_dropped:
+        if self.over or self._behind or self._stopped or self.exchange.rest_dropped:
             return []
         events: list[object] = []
         try:
             self._reader.check_end()
-            self._broken = self._answer is AnswerPart.NONE
+            self._broken = self.exchange.answer is AnswerPart.NONE
         except MalformedRequest as error:
             events = self._break(error)
         self._note_state()
         return events
 
     def _receive_head(self, head: Head) -> Iterable[object]:
-        self._refused, self._body_incomplete, self._answer = None, True, AnswerPart.HEAD
-        self._without_body, self._chunked, self._last = head.method == "HEAD", head.minor > 0, head.last
-        self._target = head.target if head.target.startswith("/") else ""
+        """Return the events of a request; refuse it if its host or its page is foreign, and answer preflights."""
+        exchange = self.exchange
+        exchange.head, exchange.answer, exchange.last, exchange.body_incomplete = head, AnswerPart.HEAD, head.last, True
         self.answering = True
         try:
             request = _parse(head)
-            self._body_incomplete = request.length != 0
         except ValueError as error:
             return self.refuse(400, "bad-request", str(error))
-        if self.hosts is not None and host_in(request.headers.get("host", "")) not in self.hosts:
+        exchange.body_incomplete = head.length != 0
+        host = request.headers.get("host")  # only HTTP/1.0 may leave it out, and so no browser
+        if self.hosts is not None and host is not None and host_in(host) not in self.hosts:
             return self.refuse(421, "foreign-host", foreign_host(self.hosts))
-        return self._receive_from_page(request)
-
-    def _receive_from_page(self, request: RequestHead) -> Iterable[object]:
-        """Return the events of a request; refuse it if its page may not send it, and answer preflights."""
-        preflight = request.headers.get("access-control-request-method") if request.method == "OPTIONS" else None
-        verdict = self.origins.judge(preflight or request.method, request.headers)
-        self._for_page, self.reads_only = verdict.headers, verdict.reads_only
+        preflight = request.headers.get("access-control-request-method") if head.method == "OPTIONS" else None
+        verdict = exchange.page = self.origins.judge(preflight or head.method, request.headers)
         if verdict.refusal:
             return self.refuse(403, "foreign-origin", verdict.refusal)
-        if preflight is None or not verdict.headers:
+        if head.target != EVERYTHING and (preflight is None or not verdict.headers):
             return self.on_request(request)
-        if self._body_incomplete:
+        if exchange.body_incomplete:
             return self.refuse(413, "unexpected-body", "unexpected body: send OPTIONS without one")
-        self.respond_without_content(self.origins.preflight(verdict))
+        self.respond_without_content(None if preflight is None else self.origins.preflight(verdict))
         return ()
 
     def _break(self, error: MalformedRequest) -> list[object]:
-        if self._answer in (AnswerPart.NONE, AnswerPart.HEAD) and not self.partly_processed:
-            self._last = True
-            self.respond(error.status, json.dumps({"error": error.detail}).encode() + b"\n")
+        exchange = self.exchange
+        if exchange.answer in (AnswerPart.NONE, AnswerPart.HEAD) and not exchange.body.partly_processed:
+            exchange.last = True
+            self.respond(error.status, dumped({"error": error.detail}) + b"\n")
         self._broken = True
         self._note_state()
         return [Broken(error=error)]
 
 
 @lru_cache(maxsize=256)
-def _head_of(status: int, content_type: str, length: int | None, chunked: bool, last: bool) -> bytes:
+def _head_of(status: int, content_type: str, length: int | None, chunked: bool, last: bool, second: int) -> bytes:
     """Return the head of an answer without further headers, and without the empty line at its end.
 
     :param length: length of the body, in bytes; None: it is not known yet
-    :param chunked: whether a body of unknown length is sent in chunks
+    :param chunked: whether the body is sent in chunks
     :param last: whether the connection ends after the answer
+    :param second: the time, in seconds since 1970 UTC; 0: unknown
     """
     kind = f"Content-Type: {content_type}\r\n" if content_type else ""
     size = f"Content-Length: {length}\r\n" if length is not None else ""
-    coding = "Transfer-Encoding: chunked\r\n" if chunked and length is None else ""
+    coding = "Transfer-Encoding: chunked\r\n" if chunked else ""
     close = "Connection: close\r\n" if last else ""
-    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{kind}{_ALWAYS}{size}{coding}{close}".encode()
+    # nginx would otherwise collect the events until its buffer is full.
+    prompt = "X-Accel-Buffering: no\r\n" if content_type == EVENTS else ""
+    date = f"Date: {formatdate(second, usegmt=True)}\r\n" if second else ""
+    line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+    return f"{line}{date}{kind}{_ALWAYS}{size}{coding}{close}{prompt}".encode()
 
 
 def _parse(head: Head) -> RequestHead:
@@ -463,8 +511,10 @@ def _parse(head: Head) -> RequestHead:
     if target.lower().startswith(("http://", "https://")):  # This absolute form contains the host (RFC 9112, 3.2.2).
         headers["host"], _, rest = target.partition("://")[2].partition("/")
         target = f"/{rest}"
+    if host_in(headers.get("host", "")) is None:
+        raise ValueError("invalid Host header: expected a name or an address, and perhaps a port")
     path, _, query = target.partition("?")
-    if not path.startswith("/"):
+    if not path.startswith("/") and (target != EVERYTHING or head.method != "OPTIONS"):
         raise ValueError("invalid request target: expected a path that begins with a slash")
     try:
         parts = tuple(map(bytes.decode, map(unquote_to_bytes, path[1:].split("/"))))

@@ -41,15 +41,6 @@ class WebSettings(TLSSettings):
     idle_timeout: float = option(75.0, duration, "time without a request after which a connection is closed")
 
 
-#: The value of Retry-After in answers to requests that may succeed later, in seconds.
-RETRY = "5"
-#: Headers of refusals, by status.
-HEADERS: dict[int, dict[str, str]] = {
-    503: {"Retry-After": RETRY},
-    429: {"Retry-After": RETRY},
-    403: {},
-    401: {"WWW-Authenticate": "Bearer"},
-}
 #: How often a connection asks its session for further events in one iteration of the reactor, at most.
 BATCHES = 4
 
@@ -120,7 +111,7 @@ class WebProtocol(SessionProtocol):
         """Answer a forbidden request with 401 or 403, or 429 for too many subscriptions; the connection stays open."""
         if self.session.answering and not self.session.streaming:
             status = self.forbidden_status(error)
-            self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error), HEADERS[status]))
+            self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error)))
         else:
             super().forbid(error)
 

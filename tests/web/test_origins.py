@@ -72,7 +72,7 @@ def test_every_origin_may_read_without_credentials_if_a_star_is_listed() -> None
     status, headers, events = ask(session, "GET /", "Origin: https://other.example")
     assert status == 200
     assert served(events)
-    assert session.reads_only
+    assert session.origins.judge("GET", {"origin": "https://other.example"}).reads_only
     assert headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in headers
     status, headers, _ = ask(session, "GET /", "Origin: https://other.example", "Authorization: Bearer t")
@@ -80,7 +80,7 @@ def test_every_origin_may_read_without_credentials_if_a_star_is_listed() -> None
     assert headers["access-control-allow-origin"] == "*", "the page may read why"
     status, _, events = ask(session, "GET /", f"Origin: {DASH}", "Authorization: Bearer t")
     assert status == 200
-    assert not session.reads_only
+    assert not session.origins.judge("GET", {"origin": DASH}).reads_only
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE", "PUT"])
@@ -95,6 +95,34 @@ def test_an_origin_that_is_not_listed_itself_cannot_change_anything(method: str)
 def test_requests_of_a_page_without_an_origin_stay_refused() -> None:
     """An image or a link of another site sends no Origin, and its browser says so in Sec-Fetch-Site."""
     assert ask(WebSession(None, Origins(("*",))), "GET /", "Sec-Fetch-Site: cross-site")[0] == 403
+
+
+FIREFOX = "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:60.0) Gecko/20100101 Firefox/60.0"
+POWERSHELL = "User-Agent: Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.19041.1682"
+
+
+@pytest.mark.parametrize(
+    ("headers", "may_change"),
+    [
+        ((FIREFOX, "Accept-Language: de", "Accept: image/webp,*/*"), False),
+        ((FIREFOX, "Accept-Language: ", "Referer: http://evil.example/"), False),
+        ((FIREFOX, "Accept-Language: de", "Referer: http://fyrehose.test.evil.example/"), False),
+        (("User-Agent: Opera/9.80", "Accept-Language: de", "Referer: http://evil.example/fyrehose.test"), False),
+        ((FIREFOX, "Accept-Language: de", "Referer: http://fyrehose.test/page"), True),
+        ((FIREFOX, "Accept-Language: de", "Referer: http://evil.example/", "Sec-Fetch-Site: same-origin"), True),
+        ((FIREFOX, "Accept-Language: de", "Sec-Fetch-Site: none"), True),
+        ((POWERSHELL,), True),
+        (("User-Agent: node", "Accept-Language: *", "Sec-Fetch-Mode: cors"), True),
+        (("User-Agent: curl/8.0",), True),
+    ],
+)
+def test_a_browser_that_does_not_say_for_which_page_may_only_read(headers: tuple[str, ...], may_change: bool) -> None:
+    """Browsers of before 2023, and all of them over plain HTTP in a network, send no Sec-Fetch-Site with an image."""
+    session = WebSession(None, Origins(("*", DASH)))
+    assert ask(session, "GET /", *headers)[0] == 200
+    named = {name.lower(): value for name, _, value in (each.partition(": ") for each in headers)}
+    assert session.origins.judge("GET", {"host": "fyrehose.test", **named}).reads_only is not may_change
+    assert ask(session, "DELETE /", *headers)[0] == (200 if may_change else 403)
 
 
 def test_own_pages_and_programs_need_no_origin() -> None:

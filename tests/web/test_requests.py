@@ -108,7 +108,6 @@ def test_a_chunked_body_ends_behind_its_trailer() -> None:
 #: Requests that are refused, and words of the reason.
 REFUSED = {
     b"\x16\x03\x01\x02": "not a request",
-    b"\r\n": "not a request",
     b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n": "not a request",
     b"GET / HTTP/2.0\r\nHost: x\r\n\r\n": "not a request",
     b"GET / HTTP/1.1 \r\nHost: x\r\n\r\n": "not a request",

@@ -13,29 +13,41 @@ from hypothesis import strategies as st
 from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.testing import every_chunking
 from fyrehose.web.requests import MAX_HEAD
-from fyrehose.web.session import MAX_AHEAD, MOST_EVENTS, RequestHead, RequestRefused, WebSession
+from fyrehose.web.session import MAX_AHEAD, MOST_EVENTS, RequestBody, RequestHead, RequestRefused, WebSession
 
 GET = b"GET /a%2Fb/c?x=1&y= HTTP/1.1\r\nHost: localhost:80\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 
 
 @attrs.define(eq=False)
-class Echo(WebSession):
-    """A session that answers each request with its body."""
+class EchoedBody(RequestBody):
+    """A body with which its request is answered."""
 
+    session: Echo
     got: bytes = b""
 
-    def on_request(self, request: RequestHead) -> Iterable[object]:
-        self.got = b""
-        return (request,)
-
-    def on_body(self, data: bytes) -> Iterable[object]:
+    def add(self, data: bytes) -> Iterable[object]:
         self.got += data
+        self.session.collected = len(self.got)
         return ()
 
-    def on_body_end(self) -> Iterable[object]:
-        self.respond(200, self.got, "text/plain")
+    def end(self) -> Iterable[object]:
+        self.session.respond(200, self.got, "text/plain")
         return (self.got,)
+
+
+@attrs.define(eq=False)
+class Echo(WebSession):
+    """A session that answers each request with its body.
+
+    :ivar collected: how many bytes of the present body have arrived
+    """
+
+    collected: int = 0
+
+    def on_request(self, request: RequestHead) -> Iterable[object]:
+        self.exchange.body, self.collected = EchoedBody(self), 0
+        return (request,)
 
 
 def sent(session: WebSession) -> bytes:
@@ -69,7 +81,7 @@ def test_a_request_is_parsed_and_answered() -> None:
     assert session.between_requests
 
 
-@pytest.mark.parametrize("data", [POST, POST * 2, GET.replace(b"GET", b"HEAD")])
+@pytest.mark.parametrize("data", [POST, POST * 2, GET.replace(b"GET", b"HEAD"), b"\r\n" + POST + b"\r\n\r\n" + POST])
 def test_events_do_not_depend_on_chunking(data: bytes) -> None:
     def run(chunks: Iterable[bytes]) -> tuple[list[object], bytes]:
         session, events = Echo(), []
@@ -86,6 +98,64 @@ def test_events_do_not_depend_on_chunking(data: bytes) -> None:
         assert run(chunks) == whole
 
 
+@pytest.mark.parametrize("cut", range(len(POST), len(POST) + 4))
+def test_empty_lines_before_and_between_requests_are_skipped(cut: int) -> None:
+    session, data = Echo(), b"\r\n" + POST + b"\r\n\r\n" + GET + b"\r\n"
+    for piece in (data[: cut + 2], data[cut + 2 :]):
+        session.receive_data(piece)
+        session.next_events()
+    assert sent(session).count(b"HTTP/1.1 200 ") == 2
+    assert session.receive_eof() == []
+    assert session.over
+
+
+def test_malformed_request_behind_any_other_is_answered() -> None:
+    for before in (b"", GET, POST, POST * 2, POST.replace(b"hello", b"")[:-1] + b"\nhello"):
+        for chunks in ([before + b"BAD\r\n\r\n"], [before, b"BAD\r\n\r\n"]):
+            session, events = Echo(), []
+            for chunk in chunks:
+                events += session.receive_data(chunk)
+                while session.between_requests:
+                    events += session.next_events()
+            assert isinstance(events[-1], Broken)
+            assert sent(session).count(b"HTTP/1.1 400 ") == 1
+
+
+def test_answers_have_the_date_if_the_time_is_known() -> None:
+    times = iter((0.5, 784_111_777.9, 784_111_778.0))
+    session = WebSession(now=lambda: next(times))
+    dates = []
+    for _ in range(3):
+        session.receive_data(GET)
+        session.respond(200, b"")
+        dates.append(answer(session)[1].get("date"))
+        session.next_events()
+    assert dates == [None, "Sun, 06 Nov 1994 08:49:37 GMT", "Sun, 06 Nov 1994 08:49:38 GMT"]
+
+
+def test_events_are_not_buffered_by_nginx() -> None:
+    for kind, header in (("text/event-stream", "no"), ("application/x-ndjson", None)):
+        session = WebSession()
+        session.receive_data(GET)
+        session.start(200, kind)
+        assert answer(session)[1].get("x-accel-buffering") == header
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_options_of_the_whole_server_are_answered(version: str) -> None:
+    session = WebSession(frozenset({"x"}))
+    assert session.receive_data(f"OPTIONS * HTTP/{version}\r\nHost: x\r\n\r\n".encode()) == []
+    assert answer(session)[0] == 204
+    (event,) = WebSession().receive_data(b"GET * HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert isinstance(event, RequestRefused)
+
+
+def test_http_1_0_request_without_a_host_is_answered() -> None:
+    """Health checks of HAProxy send none; every browser does."""
+    (event,) = WebSession(frozenset({"localhost"})).receive_data(b"GET / HTTP/1.0\r\n\r\n")
+    assert isinstance(event, RequestHead)
+
+
 def test_chunked_body_is_reassembled() -> None:
     session = Echo()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -99,11 +169,11 @@ def test_many_events_are_processed_in_batches() -> None:
     session = Echo()
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     events = session.receive_data(head + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + GET)
-    assert len(session.got) == MOST_EVENTS - 1
+    assert session.collected == MOST_EVENTS - 1
     assert session.receive_eof() == []
     while session.more:
         events += session.next_events()
-    assert session.got == b""
+    assert session.collected == 0
     assert events[-1] == b"", "the body of the GET"
     assert events[1] == b"x" * 1000
     assert session.over
@@ -376,12 +446,30 @@ def test_end_of_input_behind_requests_waits_for_their_answers() -> None:
         (frozenset({"localhost", "::1"}), "rebound.example:8118", 421),
         (frozenset({"localhost", "::1"}), "localhost.example", 421),
         (frozenset({"localhost"}), "", 421),
+        (frozenset({"localhost"}), "localhost.", 200),
+        (frozenset({"localhost"}), "localhost.:80", 200),
+        (frozenset({"localhost"}), "localhost..", 421),
+        (frozenset({"localhost"}), "localhost:", 400),
+        (frozenset({"localhost"}), "localhost:x", 400),
+        (frozenset({"localhost"}), "localhost:80@evil.example", 400),
+        (frozenset({"localhost"}), "localhost:80:80", 400),
+        (frozenset({"localhost"}), "user@localhost", 400),
+        (frozenset({"localhost"}), "localhost/evil", 400),
+        (frozenset({"localhost"}), "local host", 400),
+        (frozenset({"::1"}), "[::1]evil:80", 400),
+        (frozenset({"::1"}), "[::1", 400),
+        (frozenset({"::1"}), "::1", 400),
+        (None, "localhost:80@evil.example", 400),
+        (None, "caf\u00e9.example", 400),
+        (None, "my_server:8117", 200),
+        (None, "[fe80::1%25eth0]:80", 200),
+        (None, "", 200),
     ],
 )
 def test_only_known_hosts_are_accepted(hosts: frozenset[str] | None, host: str, status: int) -> None:
     """A page of another site whose name resolves to this machine is refused (DNS rebinding)."""
     session = WebSession(hosts)
-    (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    (event,) = session.receive_data(f"GET / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1"))
     assert (event.status if isinstance(event, RequestRefused) else 200) == status
 
 

@@ -8,7 +8,6 @@ The transport pauses both kinds of answer, and a paused answer keeps nothing but
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from zope.interface import implementer
 from fyrehose import ndjson
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IConnectedSink, ISubscription
+from fyrehose.jsontext import dumped
 from fyrehose.ndjson import TextChecks
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.protocols.http.session import PROTOCOL
@@ -224,9 +224,18 @@ class LiveAnswer:
     def start(self, subscription: ISubscription | None) -> None:
         """Start sending the records of *subscription*; None: a subclass has subscriptions of its own."""
         self._subscription = subscription
-        self.connection.session.send(b": from %d on\n\n" % (self.position + 1))
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)
         self.connection.attach(self)
+
+    def begin(self, after: int, known: bool = True) -> None:
+        """Send the first event, which says where the answer begins.
+
+        An ``EventSource`` whose connection is lost before the first record would otherwise not know where to continue.
+
+        :param after: the number of the record behind which the answer begins
+        :param known: whether that number is where the client may continue; if not, an event ``restarted`` follows
+        """
+        self._send_event("begin", {"from": after + 1, "epoch": self.form.epoch}, after if known else None)
 
     def close(self) -> None:
         """Send the last event, because the server closes the connection; the client may connect again."""
@@ -281,8 +290,7 @@ class LiveAnswer:
 
     def skipped(self, first: int, last: int) -> None:
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
-        gap = json.dumps({"first": first, "last": last}).encode()
-        self.connection.session.send(b"event: gap\n%bdata: %b\n\n" % (self.form.id_line(last), gap))
+        self._send_event("gap", {"first": first, "last": last}, last)
 
     def restarted(self, end: int) -> None:
         """Send an event that the numbers have begun again, so that the records follow from the start of the stream.
@@ -290,19 +298,34 @@ class LiveAnswer:
         :param end: the last number of the stream
         """
         self.connection.broker.counters.add(PROTOCOL, "restarted")
-        told = json.dumps({"end": end, "epoch": self.form.epoch}).encode()
-        self.connection.session.send(b"event: restarted\n%bdata: %b\n\n" % (self.form.id_line(0), told))
+        self._send_event("restarted", {"end": end, "epoch": self.form.epoch}, 0)
 
     def ended(self, reason: Exception) -> None:
         self._send_ended({"error": str(reason)})
         self.connection.finish()
+
+    def displaced(self, reason: Exception) -> None:
+        """End the answer, and have the client forget its number: the position of its named subscription counts.
+
+        An ``EventSource`` connects again by itself, and would acknowledge its number, and so undo a rewind.
+        """
+        self.connection.session.send(b"id\n")
+        self.ended(reason)
 
     # Internals.
 
     def _send_ended(self, reason: dict[str, object]) -> None:
         if not self._ended:
             self._ended = True
-            self.connection.session.send(b"event: ended\ndata: %b\n\n" % json.dumps(reason).encode())
+            self._send_event("ended", reason)
+
+    def _send_event(self, kind: str, value: object, seq: int | None = None) -> None:
+        """Send an event that is no record.
+
+        :param seq: the number behind which the client continues from now on; None: that does not change
+        """
+        number = b"" if seq is None else self.form.id_line(seq)
+        self.connection.session.send(b"event: %b\n%bdata: %b\n\n" % (kind.encode(), number, dumped(value)))
 
     def _send_keepalive(self) -> None:
         self.connection.timers.start(KEEPALIVE, self._send_keepalive)

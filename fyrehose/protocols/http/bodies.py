@@ -132,9 +132,6 @@ class LineBody:
         return messages
 
 
-Body = Whole | LineBody
-
-
 def split_lines(data: bytes, largest: int) -> list[bytes]:
     """Return the messages of a whole body of lines.
 

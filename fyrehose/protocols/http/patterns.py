@@ -8,7 +8,6 @@ An event has no id, because one number cannot say where to continue in many stre
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,9 @@ from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.answers import UNNUMBERED, LiveAnswer
-from fyrehose.protocols.http.session import EVENTS, PROTOCOL
+from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery
+from fyrehose.web.session import EVENTS
 
 if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
@@ -71,7 +71,7 @@ class PatternAnswer(LiveAnswer):
         self._full = False
         self._begun = False
         #: events that were reported before the answer began; they are sent when it begins
-        self._early: list[bytes] = []
+        self._early: list[tuple[str, object]] = []
 
     def follow(
         self, place: Callable[[str], int | None] | None = None, headers: Mapping[str, str] | None = None
@@ -94,10 +94,11 @@ class PatternAnswer(LiveAnswer):
         self._stop_watching = broker.watch_streams(self._created)
         self.connection.session.start(200, EVENTS, headers)
         self._begun = True
+        self._send_event("begin", {"epoch": broker.epoch})
         self.start(None)
         early, self._early = self._early, []
-        for event in early:
-            self._emit(event)
+        for kind, value in early:
+            self._emit(kind, value)
 
     def pauseProducing(self) -> None:
         super().pauseProducing()
@@ -119,8 +120,7 @@ class PatternAnswer(LiveAnswer):
     def skipped_in(self, stream: str, first: int, last: int) -> None:
         """Send an event that records *first* to *last* of *stream* are missing."""
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
-        gap = json.dumps({"stream": stream, "first": first, "last": last}).encode()
-        self._emit(b"event: gap\ndata: %b\n\n" % gap)
+        self._emit("gap", {"stream": stream, "first": first, "last": last})
 
     def lost(self, stream: str, reason: Exception) -> None:
         """End the answer if the server closes or no stream is left, otherwise report that *stream* is lost."""
@@ -161,13 +161,13 @@ class PatternAnswer(LiveAnswer):
     def _report(self, error: str) -> None:
         counters = self.connection.broker.counters
         counters.refuse(log, PROTOCOL, "stream-not-followed", self.connection.peer, error)
-        self._emit(b"event: error\ndata: %b\n\n" % json.dumps({"error": error}).encode())
+        self._emit("error", {"error": error})
 
-    def _emit(self, event: bytes) -> None:
+    def _emit(self, kind: str, value: object) -> None:
         if not self._begun:
-            self._early.append(event)
+            self._early.append((kind, value))
             return
-        self.connection.session.send(event)
+        self._send_event(kind, value)
         self.connection.flush()
 
     def _end_parts(self) -> None:

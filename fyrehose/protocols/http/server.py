@@ -42,7 +42,6 @@ from fyrehose.protocols.http.listing import described, matching
 from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
-    EVENTS,
     LONGEST_WAIT,
     NDJSON,
     PROTOCOL,
@@ -60,8 +59,8 @@ from fyrehose.protocols.http.session import (
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
 from fyrehose.web.origins import Origins, origins
-from fyrehose.web.session import RequestHead, RequestRefused
-from fyrehose.web.shell import HEADERS, WebProtocol, WebSettings, token_of, with_token
+from fyrehose.web.session import EVENTS, RequestHead, RequestRefused
+from fyrehose.web.shell import WebProtocol, WebSettings, token_of, with_token
 
 T = TypeVar("T")
 
@@ -165,7 +164,7 @@ class HttpProtocol(WebProtocol):
     settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
-        super().__init__(factory, HttpSession(factory.hosts, factory.origins, limits=factory.limits))
+        super().__init__(factory, HttpSession(factory.hosts, factory.origins, now=factory.now, limits=factory.limits))
         self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
@@ -343,10 +342,12 @@ class HttpProtocol(WebProtocol):
                 subscription.stopProducing()
                 self.session.end()
                 return
-            if after is not None and (other or subscription.position < after):
+            restarted = after is not None and (other or subscription.position < after)
+            after = 0 if restarted else subscription.position if after is None else after
+            answer.begin(after, known=not restarted)
+            if restarted:
                 answer.restarted(self.broker.bounds(event.stream)[1])
-                after = 0
-            if after is not None and subscription.position > after:
+            if subscription.position > after:
                 answer.skipped(after + 1, subscription.position)
             self._streamed = answer
             answer.start(subscription)
@@ -424,7 +425,7 @@ class HttpProtocol(WebProtocol):
             f"stream {event.stream!r} ends at number {last} on this server, and {event.at_least} has not come within "
             f"{event.wait:g} s"
         )
-        self.count_refusal(*self.session.refuse(503, "not-here-yet", detail, HEADERS[503]))
+        self.count_refusal(*self.session.refuse(503, "not-here-yet", detail))
         self.proceed()
 
     def follow(self, event: Live, after: int, headers: Mapping[str, str], place: Callable[[str], int | None]) -> None:
@@ -436,7 +437,7 @@ class HttpProtocol(WebProtocol):
         """End the answer of a consumer: another one took its subscription over, or the subscription was deleted."""
         self._consumption = None
         if isinstance(self._streamed, LiveAnswer):
-            self._streamed.ended(reason)
+            self._streamed.displaced(reason)
         elif self._streamed is not None:
             self.abort_answer(reason)
         else:
@@ -543,9 +544,6 @@ class HttpProtocol(WebProtocol):
         elsewhere = url_of(leader, ISSLTransport.providedBy(self.transport))
         return RequestRefused(status=status, cause=type(error).__name__, detail=str(error), elsewhere=elsewhere)
 
-    def _headers_of(self, refusal: RequestRefused) -> dict[str, str]:
-        return {**HEADERS.get(refusal.status, {}), **self.session.elsewhere(refusal.elsewhere)}
-
     def _cancel_lease(self) -> None:
         """Cancel a request that waits for records, because the peer has disconnected, or the connection closes."""
         leasing, self._leasing = self._leasing, None
@@ -578,14 +576,15 @@ class HttpProtocol(WebProtocol):
         refusal = self._refusal_of(failure.value)
         self.count_refusal(refusal)
         if self.session.answering and self.writable:
-            self.session.refuse(refusal.status, refusal.cause, refusal.detail, self._headers_of(refusal))
+            headers = self.session.elsewhere(refusal.elsewhere)
+            self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers)
             self.proceed()
 
     def _answer_refusal(self, refusal: RequestRefused) -> None:
         """Answer a POST with *refusal* and the number of its messages that were published."""
         upload, self._upload = self._upload, None
         published = 0 if upload is None else upload.count
-        headers = self._headers_of(refusal)
+        headers = self.session.elsewhere(refusal.elsewhere)
         self.session.refuse(refusal.status, refusal.cause, refusal.detail, headers, published=published)
 
     def _authenticate(self, request: RequestHead, token: str | None = None) -> None:

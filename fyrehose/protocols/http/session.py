@@ -24,11 +24,11 @@ import attrs
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.bodies import Body, LineBody, TooLarge, Whole, split_lengths, split_lines
+from fyrehose.protocols.http.bodies import LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME
 from fyrehose.web.origins import READING
-from fyrehose.web.session import JSON, WEB_REFUSALS, RequestHead, RequestRefused, WebSession
+from fyrehose.web.session import JSON, WEB_REFUSALS, RequestBody, RequestHead, RequestRefused, WebSession
 
 PROTOCOL = "http"
 #: The content types of newline-delimited JSON.
@@ -36,12 +36,16 @@ NDJSON = "application/x-ndjson"
 NDJSONS = frozenset({NDJSON, "application/ndjson", "application/jsonl", "application/json-lines"})
 #: The content type of a body of messages of any bytes, each of which follows its length.
 LENGTHS = "application/vnd.fyrehose.messages"
-EVENTS = "text/event-stream"
 #: The content type that curl sends by default; it says nothing about the body.
 FORM = "application/x-www-form-urlencoded"
 #: The largest ``limit`` of records of a GET, and the limit of a GET that states none.
 MOST_RECORDS = 1_000_000
 RECORDS = 1_000
+#: Why a request of a page that may only read is refused.
+READS_ONLY = (
+    "a page that may only read, because its origin is not listed or its browser does not name it, cannot use named "
+    "subscriptions or tokens; add the origin to the option origins"
+)
 #: How many streams one answer lists at most, and the largest page number.
 MOST_LISTED, MOST_PAGES = 1_000, 10**7
 #: The largest body of several messages that are one publish, in bytes: lines with an Idempotency-Key, or with lengths.
@@ -202,108 +206,138 @@ class RequestLimits:
 
 
 @attrs.define(eq=False)
+class Posting(RequestBody):
+    """The body of a POST to a stream: its messages become events as they arrive, or all of them together at its end.
+
+    :ivar part: makes an event from messages
+    :ivar content: collects the body, or divides it into messages
+    :ivar split: divides the whole body into messages that are published together; None: *content* does
+    """
+
+    session: HttpSession
+    part: Callable[..., PublishPart]
+    content: Whole | LineBody
+    split: Callable[[bytes, int], list[bytes]] | None
+    _partly_processed: bool = attrs.field(default=False, init=False)
+
+    def add(self, data: bytes) -> Iterable[object]:
+        """Return the messages that *data* completes, or refuse a body that is too large."""
+        try:
+            messages = self.content.add(data)
+        except TooLarge as error:
+            if self.split is not None:
+                return self.session.refuse(
+                    413, "too-large", f"body that is one publish exceeds the limit of {KEYED} bytes"
+                )
+            return [*self._parts(error.before), *self._refuse_message()]
+        return self._parts(messages) if messages else ()
+
+    def end(self) -> Iterable[object]:
+        try:
+            messages = self.content.end()
+            if self.split is not None:
+                messages = self.split(messages[0], self.session.limits.message)
+        except TooLarge:
+            return self._refuse_message()
+        except ValueError as error:
+            return self.session.refuse(400, "bad-body", str(error))
+        return [*self._parts(messages), PublishEnd()]
+
+    @property
+    def expected(self) -> int:
+        return self.content.expected
+
+    @property
+    def buffered(self) -> int:
+        return self.content.buffered
+
+    @property
+    def partly_processed(self) -> bool:
+        return self._partly_processed
+
+    def _parts(self, messages: list[bytes]) -> Iterable[PublishPart]:
+        if not messages:
+            return ()
+        self._partly_processed = True
+        return (self.part(payloads=messages),)
+
+    def _refuse_message(self) -> Iterable[object]:
+        """Refuse the rest of a body with a message above the limit, and return the event for it."""
+        detail = f"message exceeds the limit of {self.session.limits.message} bytes"
+        if not self._partly_processed:
+            return self.session.refuse(413, "too-large", detail)
+        refusal = RequestRefused(status=413, cause="too-large", detail=detail)
+        self.session.exchange.drop_body(refusal)
+        return [BodyRefused(refusal)]
+
+
+@attrs.define(eq=False)
+class Managing(RequestBody):
+    """The body of a request about named subscriptions, whose head is *event*: a JSON object."""
+
+    session: HttpSession
+    event: Manage
+    content: Whole
+
+    def add(self, data: bytes) -> Iterable[object]:
+        try:
+            self.content.add(data)
+        except TooLarge:
+            detail = f"body exceeds the limit of {self.content.largest} bytes"
+            return self.session.refuse(413, "too-large", detail)
+        return ()
+
+    def end(self) -> Iterable[object]:
+        try:
+            return (with_body(self.event, b"".join(self.content.end())),)
+        except ValueError as error:
+            return self.session.refuse(400, "bad-body", str(error))
+
+    @property
+    def expected(self) -> int:
+        return self.content.expected
+
+    @property
+    def buffered(self) -> int:
+        return self.content.buffered
+
+
+@attrs.define(eq=False)
 class HttpSession(WebSession):
     """The server's side of one connection of the HTTP protocol: requests become events."""
 
     limits: RequestLimits = attrs.field(kw_only=True)
-    _stream: str = attrs.field(default="", init=False)
-    _body: Body | None = attrs.field(default=None, init=False)
-    #: a function that makes an event from messages of the present POST
-    _make_part: Callable[..., PublishPart] | None = attrs.field(default=None, init=False)
-    #: a function that splits a whole body into messages that are published together; None: messages are published as
-    #: they arrive
-    _split: Callable[[bytes, int], list[bytes]] | None = attrs.field(default=None, init=False)
-    #: a request about named subscriptions whose body is being received
-    _managed: Manage | None = attrs.field(default=None, init=False)
-    #: whether messages of the body were passed on as events
-    _partly_published: bool = attrs.field(default=False, init=False)
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
-        self._body, self._managed, self._partly_published = None, None, False
-        if self.reads_only and request.query.keys() & {"subscription", "token"}:
-            detail = (
-                "a page whose origin is not listed itself cannot use named subscriptions or tokens; add it to origins"
-            )
-            return self.refuse(403, "foreign-origin", detail)
         path, method = request.path, request.method
+        if self.exchange.page.reads_only and request.query.keys() & {"subscription", "token"}:
+            return self.refuse(403, "foreign-origin", READS_ONLY)
         handle: Callable[[RequestHead], Iterable[object]]
-        if (managed := manage(request)) is not None:
+        if "subscriptions" in (path[0], *path[2:3]) and (managed := manage(request)) is not None:
             methods, handle = allowed(managed), partial(self._manage, event=managed)
         elif path in (("",), ("streams",)):
             methods, handle = READING, self._list if path[0] else self._usage
         elif path[0] != "streams" or path[2:] not in ((), ("live",)):
             paths = ", ".join(USAGE)
             return self.refuse(404, "no-such-path", f"unknown path; use one of {paths}; write a slash in NAME as %2F")
+        elif not 1 <= len(path[1].encode()) <= MAX_NAME:
+            return self.refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
         else:
-            self._stream = path[1]
-            if not 1 <= len(self._stream.encode()) <= MAX_NAME:
-                return self.refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
             methods = READING if path[2:] else (*READING, "POST", "DELETE")
             handle = {"POST": self._post, "DELETE": self._delete}.get(method, self._get)
         if method not in methods:
-            detail = f"method not allowed; use {', '.join(methods)}"
-            return self.refuse(405, "bad-method", detail, {"Allow": ", ".join(methods)})
-        if method in ("POST", "PUT") and not request.framed:
-            return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
-        if method not in ("POST", "PUT") and request.length != 0:
+            allow = {"Allow": ", ".join(methods)}
+            if method == "OPTIONS" and not self.exchange.body_incomplete:
+                self.respond_without_content(allow)
+                return ()
+            return self.refuse(405, "bad-method", f"method not allowed; use {allow['Allow']}", allow)
+        if method in ("POST", "PUT"):
+            if not request.framed:
+                return self.refuse(411, "length-required", "missing length: send Content-Length, or a chunked body")
+        elif request.length != 0:
             return self.refuse(413, "unexpected-body", f"unexpected body: send {method} without one")
         return handle(request)
-
-    def on_body(self, data: bytes) -> Iterable[object]:
-        """Return the messages that *data*, a part of the body, completes, or refuse a body that is too large."""
-        assert self._body is not None
-        try:
-            return self._publish(self._body.add(data))
-        except TooLarge as error:
-            if self._managed is not None:
-                self._body = None
-                return self.refuse(413, "too-large", f"body exceeds the limit of {self._largest(self._managed)} bytes")
-            if self._split is not None:
-                self._body = None
-                return self.refuse(413, "too-large", f"body that is one publish exceeds the limit of {KEYED} bytes")
-            return [*self._publish(error.before), *self.refuse_large_message()]
-
-    def on_body_end(self) -> Iterable[object]:
-        """Return the events that the end of a request's body completes."""
-        body, self._body = self._body, None
-        if body is None:
-            return ()
-        if self._managed is not None:
-            try:
-                return (with_body(self._managed, b"".join(body.end())),)
-            except ValueError as error:
-                return self.refuse(400, "bad-body", str(error))
-        try:
-            messages = body.end()
-            if self._split is not None:
-                messages = self._split(messages[0], self.limits.message)
-            return [*self._publish(messages), PublishEnd()]
-        except TooLarge:
-            return self.refuse_large_message()
-        except ValueError as error:
-            return self.refuse(400, "bad-body", str(error))
-
-    @property
-    def body_expected(self) -> int:
-        return 0 if self._body is None else self._body.expected
-
-    @property
-    def body_buffered(self) -> int:
-        return 0 if self._body is None else self._body.buffered
-
-    @property
-    def partly_processed(self) -> bool:
-        return self._partly_published
-
-    def refuse_large_message(self) -> Iterable[object]:
-        """Refuse the rest of a body with a message above the limit, and return the event for it."""
-        self._body = None
-        detail = f"message exceeds the limit of {self.limits.message} bytes"
-        if not self._partly_published:
-            return self.refuse(413, "too-large", detail)
-        self._refused = RequestRefused(status=413, cause="too-large", detail=detail)  # The rest of the body is ignored.
-        return [BodyRefused(self._refused)]
 
     # Internals.
 
@@ -329,19 +363,18 @@ class HttpSession(WebSession):
             detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
             return self.refuse(400, "bad-key", detail)
         lines = kind in NDJSONS
-        self._split = split_lengths if kind == LENGTHS else split_lines if lines and key is not None else None
+        split = split_lengths if kind == LENGTHS else split_lines if lines and key is not None else None
         largest = self.limits.body if lines else self.limits.message
-        if self._split is not None:
+        if split is not None:
             largest = min(KEYED, self.limits.message)
         if request.length is not None and request.length > largest:
             detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
             return self.refuse(413, "too-large", detail)
-        if lines and self._split is None:
-            self._body = LineBody(self.limits.message)
-        else:
-            self._body = Whole(largest, request.length)
+        whole = not lines or split is not None
+        content = Whole(largest, request.length) if whole else LineBody(self.limits.message)
         stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
-        self._make_part = partial(PublishPart, request=request, stream=self._stream, content_type=stored, key=key)
+        part = partial(PublishPart, request=request, stream=request.path[1], content_type=stored, key=key)
+        self.exchange.body = Posting(self, part, content, split)
         return ()
 
     def _list(self, request: RequestHead) -> Iterable[object]:
@@ -358,25 +391,21 @@ class HttpSession(WebSession):
             return self._refuse_parameters(request, "this path")
         if request.method not in ("POST", "PUT"):
             return (event,)
-        largest = self._largest(event)
+        largest = self.limits.message if event.action == "settle" else LARGEST  # settling may also publish results
         if request.length is not None and request.length > largest:
             return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {largest} bytes")
-        self._managed, self._body = event, Whole(largest, request.length)
+        self.exchange.body = Managing(self, event, Whole(largest, request.length))
         return ()
-
-    def _largest(self, event: Manage) -> int:
-        """Return the size of the largest permitted body of *event*; a request to settle may also publish results."""
-        return self.limits.message if event.action == "settle" else LARGEST
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
         if request.query:
             return self._refuse_parameters(request, "DELETE")
-        return (Retire(request=request, stream=self._stream),)
+        return (Retire(request=request, stream=request.path[1]),)
 
     def _get(self, request: RequestHead) -> Iterable[object]:
-        query, live = request.query, request.path[2:] == ("live",)
+        query, name, live = request.query, request.path[1], request.path[2:] == ("live",)
         subscription, matching = query.get("subscription"), "match" in query
-        if matching and (self._stream != "*" or not query["match"] or not (live or subscription)):
+        if matching and (name != "*" or not query["match"] or not (live or subscription)):
             detail = (
                 "match needs a pattern such as logs.*, and the path /streams/*/live, or /streams/* and subscription"
             )
@@ -392,7 +421,7 @@ class HttpSession(WebSession):
             epoch, last = _last_event(last) if last else (query.get("epoch", ""), "")
         except (ValueError, InvalidPattern) as error:
             return self.refuse(400, "bad-query", str(error))
-        stream, takeover = self._stream if pattern is None else pattern.text, bool(numbers.get("takeover"))
+        stream, takeover = name if pattern is None else pattern.text, bool(numbers.get("takeover"))
         if not live:
             return (
                 Read(
@@ -425,13 +454,6 @@ class HttpSession(WebSession):
                 takeover=takeover,
             ),
         )
-
-    def _publish(self, payloads: list[bytes]) -> Iterable[object]:
-        if not payloads:
-            return ()
-        assert self._make_part is not None, "only a POST has messages"
-        self._partly_published = True
-        return (self._make_part(payloads=payloads),)
 
 
 def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int], list[str]]:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from fyrehose.kernels.pure.lumberjack import MOST_DEPTH
 from fyrehose.protocols.http import bodies
-from fyrehose.protocols.http.bodies import SMALL, Body, LineBody, TooLarge, Whole, by_content_type, split_lengths
+from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, by_content_type, split_lengths
 from fyrehose.testing import every_chunking
 
 
-def collect(body: Body, chunks: list[bytes]) -> list[bytes]:
+def collect(body: Whole | LineBody, chunks: list[bytes]) -> list[bytes]:
     return [message for chunk in chunks for message in body.add(chunk)] + body.end()
 
 

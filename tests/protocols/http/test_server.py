@@ -298,11 +298,11 @@ def test_answer_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(serve
 
 
 def events(data: bytes) -> list[tuple[str, Any]]:
-    """(id, data) of what was sent as events; comments left out."""
+    """(id, data) of what was sent as events; comments and the event that begins the answer are left out."""
     found = []
     for block in data.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and not line.startswith(":"))
-        if "data" in fields:
+        if "data" in fields and fields.get("event") != "begin":
             found.append((fields.get("id", ""), json.loads(fields["data"])))
     return found
 
@@ -312,7 +312,8 @@ def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
     peer = server.connect()
     answer = peer.ask("GET /streams/s/live")
     assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.body == b": from 2 on\n\n"
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert answer.body == b'event: begin\nid: 1\ndata: {"from": 2, "epoch": ""}\n\n'
     server.publish(b"a", b"b")
     assert [(i, e["payload"]) for i, e in events(peer.hear())] == [("2", "a"), ("3", "b")]
     server.clock.advance(KEEPALIVE)
@@ -338,7 +339,7 @@ def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> No
     peer.protocol.resumeProducing()
     server.publish(b"late")
     heard = b"".join(peer.hear() for _ in range(3))
-    assert [int(line[4:]) for line in heard.splitlines() if line.startswith(b"id: ")] == list(range(1, count + 2))
+    assert [int(line[4:]) for line in heard.splitlines() if line.startswith(b"id: ")] == list(range(count + 2))
     answer = server.connect(5001).ask(f"GET /streams/s?limit={count - 1}")
     assert [line["seq"] for line in answer.lines] == list(range(1, count))
     peer.say("GET /streams/s")
@@ -358,7 +359,7 @@ def test_small_records_wait_for_a_slow_subscriber(server: Server) -> None:
     assert len(peer.transport.value()) <= before
     peer.protocol.resumeProducing()
     server.clock.advance(1)
-    assert peer.hear().count(b"id: ") == 3 * TURN_RECORDS
+    assert peer.hear().count(b"id: ") == 1 + 3 * TURN_RECORDS
     peer.leave()
 
 
@@ -948,7 +949,8 @@ def test_follower_beyond_the_end_is_told_of_a_restart_and_gets_the_stream_from_i
     server.publish(b"late")
     assert b"Fyrehose-Epoch: e1\r\n" in heard
     assert b'data: {"end": 5, "epoch": "e1"}\n\n' in heard
-    assert told(heard) == [("restarted", "e1:0"), *(("message", f"e1:{number}") for number in range(1, 6))]
+    before = [("begin", ""), ("restarted", "e1:0")]  # until it is told, the client keeps its own number
+    assert told(heard) == [*before, *(("message", f"e1:{number}") for number in range(1, 6))]
     assert b"id: e1:6\n" in peer.hear()
     assert server.count("restarted") == 1
 
@@ -963,7 +965,7 @@ def test_number_of_another_epoch_is_a_restart_although_the_stream_has_that_numbe
     server.journal.forget("s", 2)
     peer = server.connect()
     peer.say(f"GET /streams/s/live{words[0]}", *words[1:])
-    expected = [("restarted", "e1:0"), ("gap", "e1:1"), ("message", "e1:2"), ("message", "e1:3")]
+    expected = [("begin", ""), ("restarted", "e1:0"), ("gap", "e1:1"), ("message", "e1:2"), ("message", "e1:3")]
     assert told(peer.hear()) == expected
 
 
@@ -980,7 +982,31 @@ def test_position_beyond_the_end_of_a_follower_of_a_cluster_is_no_restart(make: 
     server = make(epoch="e1", role=ServerRole.FOLLOWER)
     peer = server.connect()
     peer.say("GET /streams/s/live?from=21&epoch=e1")
-    assert told(peer.hear()) == []
+    assert told(peer.hear()) == [("begin", "e1:20")]
+
+
+def test_client_that_has_received_no_record_knows_where_to_continue(make: Make) -> None:
+    server = make(epoch="e1")
+    server.publish(b"zero")
+    first = server.connect()
+    first.say("GET /streams/s/live")
+    ((kind, number),) = told(first.hear())
+    assert (kind, number) == ("begin", "e1:1")
+    first.leave()
+    server.publish(b"away")
+    again = server.connect()
+    again.say("GET /streams/s/live", f"Last-Event-ID: {number}")
+    assert told(again.hear()) == [("begin", "e1:1"), ("message", "e1:2")]
+
+
+def test_begin_is_before_a_gap(make: Make) -> None:
+    server = make(epoch="e1")
+    server.publish(b"1")
+    server.publish(b"2")
+    server.journal.forget("s", 2)
+    peer = server.connect()
+    peer.say("GET /streams/s/live?from=1")
+    assert told(peer.hear()) == [("begin", "e1:0"), ("gap", "e1:1"), ("message", "e1:2")]
 
 
 @pytest.mark.parametrize("text", ["e1:", ":x", "e1:-1", "1:2:x"])
