@@ -329,6 +329,9 @@ class IBroker(Interface):
         This is for protocols that publish for many peers at once, or have one subscription for all peers.
         """
 
+    def has(action: Action) -> bool:
+        """Return whether the peer may do *action* on some stream."""
+
     def check(action: Action, stream: str) -> None:
         """Check that the peer may do *action* on *stream*.
 

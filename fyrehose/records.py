@@ -15,6 +15,7 @@ numbering makes it a run of *records*.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
@@ -40,10 +41,17 @@ MAX_PAYLOAD = 16 << 20
 #: Limit of one publish, in bytes as :attr:`Run.room` counts them.
 MAX_PUBLISH = 60 << 20
 
+#: Characters that a label does not have: they control terminals, and take six times their size in JSON.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 #: A run whose ``room`` exceeds its ``size`` by at most this has no name of more than :data:`MAX_NAME` characters.
 USUAL_NAMES = columns.AROUND + columns.CHARACTER * MAX_NAME
 #: A limit of bytes that no run reaches, for calls that need one.
 _ALL = (1 << 64) - 1
+
+
+def is_label(text: str) -> bool:
+    """Return whether a peer may send *text* as a label: 1 to MAX_NAME bytes of UTF-8, without control characters."""
+    return 1 <= len(text.encode()) <= MAX_NAME and _CONTROL.search(text) is None
 
 
 @attrs.frozen(kw_only=True, slots=True)

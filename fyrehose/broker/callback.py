@@ -82,6 +82,12 @@ class CallbackBroker:
         """Return whether the peer may publish into *stream*; nothing else is permitted."""
         return action is Action.PUBLISH and self.policy.allows(self.identity, action, stream, self.now())
 
+    def has(self, action: Action) -> bool:
+        """Return whether the peer may publish into some stream; nothing else is permitted."""
+        return action is Action.PUBLISH and any(
+            rule.has(action) for rule in self.policy.rules_for(self.identity, self.now())
+        )
+
     def check(self, action: Action, stream: str) -> None:
         """Raise Forbidden unless :meth:`permits` allows it."""
         if not self.permits(action, stream):

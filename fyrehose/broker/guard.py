@@ -106,6 +106,11 @@ class PeerRights:
         verdict = self.verdicts[action].get(stream)
         return self._judge(action, stream) if verdict is None else verdict
 
+    def has(self, action: Action) -> bool:
+        """Return whether the identity may do *action* on some stream now."""
+        self.check_end()
+        return any(rule.has(action) for rule in self._applying())
+
     def refusal(self, action: Action, stream: str) -> Forbidden:
         """Return the error for a peer that may not do *action* on *stream*; the error says why."""
         verb, policy = _VERBS[action], self.guard.policy

@@ -96,6 +96,9 @@ class Peer:
         if self.rights is not None:
             self.rights.admit(proofs)
 
+    def has(self, action: Action) -> bool:
+        return self.rights is None or self.rights.has(action)
+
     def check(self, action: Action, stream: str) -> None:
         if self.rights is not None and not self.rights.permits(action, stream):
             raise self.rights.refusal(action, stream)

@@ -118,6 +118,10 @@ class Rule(Rights):
             return identity.key
         return identity.token if self.tokens or self.signers else None
 
+    def has(self, action: Action) -> bool:
+        """Return whether the rule may allow *action* on some stream."""
+        return super().has(action) and (self.grant is None or self.grant.has(action))
+
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether the rule allows *action* on *stream*."""
         return super().covers(action, stream) and (self.grant is None or self.grant.covers(action, stream))

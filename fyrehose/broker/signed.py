@@ -52,6 +52,10 @@ class Rights:
 
     rights: Mapping[Action, tuple[Pattern, ...]] = attrs.field(factory=dict, converter=_compiled)
 
+    def has(self, action: Action) -> bool:
+        """Return whether *action* on some stream is among the rights."""
+        return bool(self.rights.get(action))
+
     def covers(self, action: Action, stream: str) -> bool:
         """Return whether *action* on *stream* is among the rights."""
         return any(pattern.covers(stream) for pattern in self.rights.get(action, ()))

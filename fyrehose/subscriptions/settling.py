@@ -1,5 +1,7 @@
 """Requests of workers to settle their leased records, and the answers, as JSON; each protocol carries the same objects.
 
+The texts in the objects can be encoded in UTF-8: :func:`fyrehose.jsontext.loaded` has checked that.
+
 {"done": [[7, "3.1"], [[8, 20], "3.1"]], "failed": [[21, "3.1", {"delay": 60}]], "publish": [...]}
     -> {"settled": [[7, 20]], "refused": [{"seq": 21, "why": "lease-lost"}], "extended": []}
 """
@@ -13,7 +15,7 @@ from typing import Any, TypeGuard
 
 import attrs
 
-from fyrehose.records import LAST_SEQ, MAX_NAME, Run
+from fyrehose.records import LAST_SEQ, MAX_NAME, Run, is_label
 from fyrehose.subscriptions.progress import packed_ranges
 from fyrehose.subscriptions.work import Item, WorkOutcome
 
@@ -120,9 +122,7 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
     if last - first >= most:
         raise ValueError(f"one request settles or returns at most {MOST_SETTLED} records")
     delay = None if options.get("delay") is None else seconds_of(options["delay"], "delay", LONGEST_DELAY)
-    why = options.get("why", "")
-    if not isinstance(why, str) or len(why) > MAX_NAME:
-        raise ValueError(f'expected a text of at most {MAX_NAME} characters for "why"')
+    why = text_of(options, "why") if options.get("why", "") != "" else ""
     token = _token(rest[1])
     step = last - first + 1 if kind == "done" else 1
     for seq in range(first, last + 1, step):
@@ -141,11 +141,11 @@ def _result(fields: Any) -> Result:
         raise ValueError('expected {"stream": ..., "payload": ...} in "publish"')
     only(fields, {"stream", "payload", "payload_base64", "content_type"})
     content_type = fields.get("content_type")
-    if content_type is not None and not isinstance(content_type, str):
-        raise ValueError('expected a text for "content_type"')
+    if content_type is not None and not is_label(text_of(fields, "content_type")):
+        raise ValueError('expected a text without control characters for "content_type"')
     stream = text_of(fields, "stream")
     if isinstance(fields.get("payload"), str) and "payload_base64" not in fields:
-        return Result(stream, fields["payload"].encode(errors="surrogatepass"), content_type)
+        return Result(stream, fields["payload"].encode(), content_type)
     try:
         return Result(stream, base64.b64decode(fields["payload_base64"], validate=True), content_type)
     except (KeyError, TypeError, binascii.Error) as error:
@@ -169,13 +169,9 @@ def text_of(fields: dict[str, Any], name: str) -> str:
     :raises ValueError: the field is missing, is no text, or is not 1 to MAX_NAME bytes of UTF-8
     """
     value = fields.get(name)
-    try:
-        valid = isinstance(value, str) and 1 <= len(value.encode()) <= MAX_NAME
-    except UnicodeEncodeError:
-        valid = False
-    if not valid:
+    if not isinstance(value, str) or not 1 <= len(value.encode()) <= MAX_NAME:
         raise ValueError(f'expected a text of 1 to {MAX_NAME} bytes for "{name}"')
-    return str(value)
+    return value
 
 
 def number_of(fields: dict[str, Any], name: str, least: int, most: int) -> int:

@@ -17,21 +17,22 @@ Each of these paths may begin with ``/streams/NAME``; the subscription must then
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 
 from fyrehose.errors import InvalidPattern
+from fyrehose.jsontext import loaded
 from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ
 from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.subscriptions.settling import is_number, number_of, only, seconds_of, settling, text_of
 from fyrehose.web.session import RequestHead
 
-#: The largest body of a request about named subscriptions, in bytes.
-LARGEST = 64 << 10
+#: The largest body of a request about named subscriptions, in bytes; and of one that settles records, from a peer that
+#: may not publish results.  That is room for ten thousand records.
+LARGEST, LARGEST_SETTLING = 64 << 10, 1 << 20
 #: The permitted methods of each path, by the last part of the path.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
 METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
@@ -93,9 +94,9 @@ def with_body(event: Manage, body: bytes) -> Manage:
     :raises ValueError: the body is invalid; the message says what is expected
     """
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
+        fields = loaded(body)
+    except ValueError as error:
+        raise ValueError(f"invalid body: {error}") from None
     if event.action in BODIES:
         if not isinstance(fields, dict):
             raise ValueError("invalid body: expected a JSON object")

@@ -26,6 +26,7 @@ from twisted.python.failure import Failure
 from fyrehose import errors
 from fyrehose.broker.stream_statistics import Ends
 from fyrehose.errors import FyrehoseError
+from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.jsontext import dumped
 from fyrehose.ndjson import TextChecks
@@ -39,7 +40,7 @@ from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
 from fyrehose.protocols.http.leasing import carry_out
 from fyrehose.protocols.http.listing import described, matching
-from fyrehose.protocols.http.managing import Manage
+from fyrehose.protocols.http.managing import LARGEST_SETTLING, Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
 from fyrehose.protocols.http.session import (
     LONGEST_WAIT,
@@ -164,7 +165,9 @@ class HttpProtocol(WebProtocol):
     settings: HttpSettings
 
     def __init__(self, factory: HttpFactory) -> None:
-        super().__init__(factory, HttpSession(factory.hosts, factory.origins, now=factory.now, limits=factory.limits))
+        limits, now = factory.limits, factory.now
+        session = HttpSession(factory.hosts, factory.origins, now=now, limits=limits, judge=self.judge)
+        super().__init__(factory, session)
         self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
@@ -172,6 +175,19 @@ class HttpProtocol(WebProtocol):
         self._leasing: Deferred[Any] | None = None  #: a request that waits for records to lease
         self._input_ended = False
         self.label = f"connection {next(factory.labels)}"
+
+    def judge(self, request: RequestHead, largest: int, event: Manage | None) -> int | RequestRefused:
+        """Judge a large body by the rights of the peer, before any of it is kept; see :attr:`HttpSession.judge`."""
+        try:
+            self._authenticate(request)
+            if event is None:
+                self.broker.check(Action.PUBLISH, request.path[1])
+            elif event.action == "settle":
+                self.broker.named.sharing.find(event.name)
+                return largest if self.broker.has(Action.PUBLISH) else min(largest, LARGEST_SETTLING)
+        except FyrehoseError as error:
+            return self._refusal_of(error)
+        return largest
 
     # Handlers of the session's events.
 

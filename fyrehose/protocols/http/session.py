@@ -24,9 +24,9 @@ import attrs
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.bodies import LineBody, TooLarge, Whole, split_lengths, split_lines
+from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
-from fyrehose.records import LAST_SEQ, MAX_NAME
+from fyrehose.records import LAST_SEQ, MAX_NAME, is_label
 from fyrehose.web.origins import READING
 from fyrehose.web.session import JSON, WEB_REFUSALS, RequestBody, RequestHead, RequestRefused, WebSession
 
@@ -304,9 +304,17 @@ class Managing(RequestBody):
 
 @attrs.define(eq=False)
 class HttpSession(WebSession):
-    """The server's side of one connection of the HTTP protocol: requests become events."""
+    """The server's side of one connection of the HTTP protocol: requests become events.
+
+    :ivar judge: called with the head of a request whose body is not small, with the limit of the body, and with the
+        request if it is about subscriptions; returns the limit for this peer, or a refusal.  None: the limit is that of
+        all peers
+    """
 
     limits: RequestLimits = attrs.field(kw_only=True)
+    judge: Callable[[RequestHead, int, Manage | None], int | RequestRefused] | None = attrs.field(
+        default=None, kw_only=True
+    )
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
         """Return the events of a request's head, or refuse a path or a method that does not exist."""
@@ -356,8 +364,9 @@ class HttpSession(WebSession):
         kind = content_type.partition(";")[0].strip().lower()
         if kind.startswith("multipart/"):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
-        if len(content_type) > MAX_NAME:
-            return self.refuse(400, "bad-content-type", f"content type exceeds the limit of {MAX_NAME} characters")
+        if content_type and not is_label(content_type):
+            detail = f"invalid content type: expected at most {MAX_NAME} bytes without control characters"
+            return self.refuse(400, "bad-content-type", detail)
         key = request.headers.get("idempotency-key")
         if key is not None and not (1 <= len(key) <= MAX_NAME and key.isascii()):
             detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
@@ -367,15 +376,26 @@ class HttpSession(WebSession):
         largest = self.limits.body if lines else self.limits.message
         if split is not None:
             largest = min(KEYED, self.limits.message)
-        if request.length is not None and request.length > largest:
-            detail = f"body of {request.length} bytes exceeds the limit of {largest} bytes"
-            return self.refuse(413, "too-large", detail)
+        if request.length is None or request.length > min(SMALL, largest):
+            judged = self._judge(request, largest)
+            if not isinstance(judged, int):
+                return judged
         whole = not lines or split is not None
         content = Whole(largest, request.length) if whole else LineBody(self.limits.message)
         stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
         part = partial(PublishPart, request=request, stream=request.path[1], content_type=stored, key=key)
         self.exchange.body = Posting(self, part, content, split)
         return ()
+
+    def _judge(self, request: RequestHead, largest: int, event: Manage | None = None) -> int | list[RequestRefused]:
+        """Judge a body that is not small by the head of its request: return its limit, or refuse the request."""
+        verdict = largest if self.judge is None else self.judge(request, largest, event)
+        if isinstance(verdict, RequestRefused):
+            return self.refuse(verdict.status, verdict.cause, verdict.detail, self.elsewhere(verdict.elsewhere))
+        if request.length is not None and request.length > verdict:
+            detail = f"body of {request.length} bytes exceeds the limit of {verdict} bytes"
+            return self.refuse(413, "too-large", detail)
+        return verdict
 
     def _list(self, request: RequestHead) -> Iterable[object]:
         try:
@@ -392,8 +412,11 @@ class HttpSession(WebSession):
         if request.method not in ("POST", "PUT"):
             return (event,)
         largest = self.limits.message if event.action == "settle" else LARGEST  # settling may also publish results
-        if request.length is not None and request.length > largest:
-            return self.refuse(413, "too-large", f"body of {request.length} bytes exceeds the limit of {largest} bytes")
+        if request.length is None or request.length > min(SMALL, largest):
+            judged = self._judge(request, largest, event)
+            if not isinstance(judged, int):
+                return judged
+            largest = judged
         self.exchange.body = Managing(self, event, Whole(largest, request.length))
         return ()
 

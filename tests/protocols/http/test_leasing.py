@@ -68,6 +68,66 @@ class World:
         return [record.payload for run in self.journal.read(stream, 1, 1 << 20) for record in run.records()]
 
 
+@pytest.mark.parametrize(
+    ("rules", "size", "status"),
+    [
+        ({"subscribe": "other"}, (64 << 10) + 1, 401),
+        ({"consume": "orders"}, 1 << 20, None),
+        ({"consume": "orders"}, (1 << 20) + 1, 413),
+        ({"consume": "orders", "publish": "results"}, 16 << 20, None),
+        ({"consume": "orders", "publish": "results"}, (16 << 20) + 1, 413),
+    ],
+)
+def test_body_of_a_settling_is_limited_by_the_rights_of_the_peer(
+    rules: dict[str, str], size: int, status: int | None
+) -> None:
+    world = World()
+    world.create()
+    world.broker.guard.change(parse({"allow": [{"network": "127.0.0.0/8", **rules}]}))
+    head = "POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+    peer = world.peer()
+    peer.send(f"{head}Content-Length: {size}\r\n\r\n".encode())
+    said = peer.hear()
+    assert said.startswith(b"HTTP/1.1 %d " % (100 if status is None else status))
+
+
+def test_chunked_body_of_a_settling_is_limited_by_the_rights_of_the_peer() -> None:
+    world = World()
+    world.create()
+    world.broker.guard.change(parse({"allow": [{"network": "127.0.0.0/8", "consume": "orders"}]}))
+    peer, piece = world.peer(), b"10000\r\n" + b" " * 65_536 + b"\r\n"
+    peer.send(b"POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(16):
+        peer.send(piece)
+        assert peer.hear() == b""
+    peer.send(piece)
+    assert peer.hear().startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"reject": [[1, "1.1", {"why": "\ud800"}]]}',
+        rb'{"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x", "content_type": "\ud800"}]}',
+        rb'{"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x", "content_type": "a\u0000b"}]}',
+        rb'{"done": [[1, "1.1"]], "publish": [{"stream": "\udfff", "payload": "x"}]}',
+        rb'{"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "\ud800"}]}',
+        rb'{"done": [[1, "1.1"]], "consumer": "\ud800"}',
+        rb'{"done": [[1, "1.1"]], "\ud800": 1}',
+        b'{"reject": [[1, "1.1", {"why": "' + "é".encode() * 128 + b'"}]]}',
+    ],
+)
+def test_text_that_cannot_be_stored_is_refused_where_it_enters(body: bytes) -> None:
+    world = World()
+    world.create()
+    world.lease()
+    peer = world.peer()
+    head = "POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\n"
+    peer.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert peer.hear().startswith(b"HTTP/1.1 400 ")
+    assert (world.show()["in_flight"], world.broker.exists("r")) == (1, False), "nothing of the request was done"
+
+
 def items(records: list[Any]) -> list[list[Any]]:
     return [[record["seq"], record["token"]] for record in records]
 

@@ -641,6 +641,18 @@ def test_request_that_the_policy_does_not_allow_is_refused(make: Make) -> None:
     assert server.count("Forbidden") > 0
 
 
+@pytest.mark.parametrize("length", [f"Content-Length: {(64 << 10) + 1}", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(("token", "status"), [("secret", None), ("wrong", 403)])
+def test_large_body_that_the_policy_does_not_allow_is_refused_by_its_head(
+    make: Make, length: str, token: str, status: int | None
+) -> None:
+    peer = make(policy=RULES).connect()
+    peer.say("POST /streams/s", f"Authorization: Bearer {token}", "Expect: 100-continue", length)
+    said = peer.hear()
+    assert said.startswith(b"HTTP/1.1 100 " if status is None else b"HTTP/1.1 %d " % status)
+    assert b"Continue" in said or b"\r\nConnection: close\r\n" in said
+
+
 SIGNER = b"k" * SHORTEST_KEY
 
 

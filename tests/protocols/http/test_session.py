@@ -32,7 +32,7 @@ def request(line: str, *headers: str, body: bytes | None = None) -> bytes:
     lines = [f"{line} HTTP/1.1", "Host: x", *headers]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
-    return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
 def refused(session: HttpSession, data: bytes) -> tuple[int, str]:
@@ -51,6 +51,7 @@ def refused(session: HttpSession, data: bytes) -> tuple[int, str]:
         ("Application/JSON", "Application/JSON"),
         ("application/x-www-form-urlencoded", None),
         ("x" * 255, "x" * 255),
+        ("text/plain; title=\xe9", "text/plain; title=\xe9"),
         (None, None),
     ],
 )
@@ -130,6 +131,9 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
         (request("POST /streams/s", "Content-Encoding: gzip", body=b"x"), 415, "encoded-body"),
         (request("POST /streams/s", "Content-Type: multipart/form-data; boundary=x", body=b"x"), 415, "multipart-body"),
         (request("POST /streams/s", "Content-Type: " + "x" * 256, body=b"x"), 400, "bad-content-type"),
+        (request("POST /streams/s", "Content-Type: " + "\xe9" * 128, body=b"x"), 400, "bad-content-type"),
+        (request("POST /streams/s", "Content-Type: a\tb", body=b"x"), 400, "bad-content-type"),
+        (request("POST /streams/s", "Content-Type: a\x85b", body=b"x"), 400, "bad-content-type"),
         (request("POST /streams/s", body=b"x" * 11), 413, "too-large"),
         (request("POST /streams/s", f"Content-Type: {NDJSON}", "Content-Length: 101"), 413, "too-large"),
         (request("POST /streams/s", f"Content-Type: {NDJSON}", body=b"x" * 11 + b"\n"), 413, "too-large"),
