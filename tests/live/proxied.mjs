@@ -9,7 +9,7 @@ const client = () => new Fyrehose(url);
 async function publish() {
   for (const each of payloads) {
     await client().publish("js", each);
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await new Promise((resolve) => setTimeout(resolve, 100));
   }
 }
 
