@@ -293,7 +293,7 @@ class IBroker(Interface):
 
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
     budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
-    intake = Attribute("The turns of connections to handle their input: fyrehose.broker.rounds.Intake.")
+    turns = Attribute("The turns of all work: fyrehose.net.turns.Turns.")
 
     standing = Attribute("What this server is now: see IJournal.standing.")
     epoch = Attribute("See IJournal.epoch.")
@@ -392,9 +392,6 @@ class IBroker(Interface):
 
     def latest(size: int) -> Iterator[Run]:
         """See :meth:`IJournal.latest`."""
-
-    def ready(producer: Any) -> None:
-        """Give *producer*, which has bytes to send, its turn; see :meth:`fyrehose.broker.rounds.Rounds.ready`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
         """Retire *streams*, all of them or none, so that they are no longer listed, served, or counted against limits.

@@ -129,6 +129,8 @@ def test_only_programs_import_the_reactor() -> None:
             assert module.startswith("fyrehose.cli") or (builds and late), module
 
 
+#: The bounds of what a peer may take in time and memory, which the broker and the connections share.
+BOUNDS = ("net.turns",)
 #: The layers, in order.  A module may import its own layer and those before it; modules that are not named here, such
 #: as the command line, may import everything.
 LAYERS = (
@@ -137,7 +139,7 @@ LAYERS = (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
         *("ndjson", "toml_files", "observe", "client_tls", "periodic"),
     ),
-    ("journal", "broker", "subscriptions"),
+    ("journal", "broker", "subscriptions", *BOUNDS),
     ("net",),
     ("web",),
     ("offline", "cluster", "protocols", "admin"),
@@ -149,6 +151,8 @@ LAYERS = (
 def layer(module: str) -> int:
     """Return the index of *module* in LAYERS, or one beyond the last."""
     name = module.removeprefix("fyrehose.")
+    if name in BOUNDS:
+        return next(at for at, names in enumerate(LAYERS) if name in names)
     found = [at for at, names in enumerate(LAYERS) for each in names if name == each or name.startswith(f"{each}.")]
     return max(found, default=len(LAYERS))
 

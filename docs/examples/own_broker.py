@@ -20,10 +20,10 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, Fanout, Intake, NoSubscriptions, Producer
+from fyrehose.broker import Budget, Cursor, Fanout, NoSubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
-from fyrehose.net import TCPService
+from fyrehose.net import TCPService, Turns
 from fyrehose.observe import Counters
 from fyrehose.protocols.figg import FiggFactory, FiggSettings
 from fyrehose.standing import Standing
@@ -41,7 +41,7 @@ class LastMessages:
     keep: int = 1000
     counters: Counters = attrs.field(factory=Counters)
     budget: Budget = attrs.field(factory=Budget)
-    intake: Intake = attrs.field(factory=Intake)
+    turns: Turns = attrs.field(init=False)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
     standing = Standing()  # This server is alone, and always accepts messages.
     epoch = ""  # Its numbers begin again with each start, so they belong to no journal.
@@ -49,7 +49,8 @@ class LastMessages:
     _fanout: Fanout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._fanout = Fanout(self.clock, self.read)
+        self.turns = Turns(self.clock)
+        self._fanout = Fanout(self.turns, self.read)
 
     def record_time(self) -> int:
         """Return the time that a record would get now, in microseconds since 1970 UTC."""
@@ -122,9 +123,6 @@ class LastMessages:
 
     def latest(self, size: int) -> Iterator[Run]:
         raise NotImplementedError("Figg does not use this method")
-
-    def ready(self, producer: Producer) -> None:
-        self._fanout.rounds.ready(producer)
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         raise NotImplementedError("Figg does not use this method")

@@ -72,7 +72,7 @@ class StreamTail:
 
 @attrs.define(eq=False)
 class TailTurns:
-    """A sender that calls *send* every INTERVAL seconds, in turns with others (see :mod:`fyrehose.broker.rounds`).
+    """A sender that calls *send* every INTERVAL seconds, in turns with others (see :mod:`fyrehose.net.turns`).
 
     :ivar send: sends the new records, and returns about how many bytes they have
     :ivar on_failed: called with the failure of a turn; ends the connection
@@ -86,7 +86,7 @@ class TailTurns:
 
     def begin(self) -> None:
         """Request the first turn, in which records are sent."""
-        self.broker.ready(self)
+        self.broker.turns.ready(self)
 
     def stop(self) -> None:
         """Stop sending records."""

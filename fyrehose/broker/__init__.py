@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fyrehose.broker.consuming import NoSubscriptions
     from fyrehose.broker.fanout import Cursor, Fanout
     from fyrehose.broker.quotas import PeerLimits
-    from fyrehose.broker.rounds import Intake, Producer
     from fyrehose.broker.sequencer import Sequencer
 else:
     __getattr__, __dir__ = lazily(
@@ -23,7 +22,6 @@ else:
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
             "quotas": "PeerLimits",
-            "rounds": "Intake Producer",
             "sequencer": "Sequencer",
         },
     )
@@ -33,10 +31,8 @@ __all__ = [
     "Budget",
     "Cursor",
     "Fanout",
-    "Intake",
     "NoSubscriptions",
     "PeerLimits",
-    "Producer",
     "Sequencer",
     "policy",
     "streams",

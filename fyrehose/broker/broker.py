@@ -26,7 +26,6 @@ from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
 from fyrehose.broker.peer import Peer
 from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
-from fyrehose.broker.rounds import Intake
 from fyrehose.broker.run_checks import check_names
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
@@ -49,6 +48,7 @@ from fyrehose.interfaces import (
     ISink,
     JournalState,
 )
+from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
@@ -89,7 +89,7 @@ class Broker(Peer):
     sequencer: ISequencer
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
-    intake: Intake = attrs.field(factory=Intake, kw_only=True)
+    turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.clock), takes_self=True), kw_only=True)
     #: the turns of the reactor that took too long, as counted by the server's watchdog
     stalls: Stalls = attrs.field(factory=Stalls, kw_only=True)
     max_streams: int = attrs.field(default=100_000, kw_only=True, validator=attrs.validators.le(MAX_STREAMS))
@@ -139,7 +139,7 @@ class Broker(Peer):
     def __attrs_post_init__(self) -> None:
         self.broker = self
         super().__attrs_post_init__()
-        self.fanout = Fanout(self.clock, self.journal.read, self.journal.expired)
+        self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
         publish = partial(publish_deferred, self.publisher(None, fire))

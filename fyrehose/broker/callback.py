@@ -18,10 +18,10 @@ from zope.interface import implementer
 from fyrehose.broker.budget import Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
-from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 from fyrehose.standing import Standing
@@ -52,7 +52,7 @@ class CallbackBroker:
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: Budget = attrs.field(factory=Budget, kw_only=True)
-    intake: Intake = attrs.field(factory=Intake, kw_only=True)
+    turns: Turns = attrs.field(factory=Turns, kw_only=True)
     standing = Standing()  #: this server is in no cluster
     epoch = ""  #: this server keeps no records
     _ends: dict[str, int] = attrs.field(factory=dict, kw_only=True, alias="ends")
@@ -148,9 +148,6 @@ class CallbackBroker:
     def latest(self, size: int) -> Iterator[Run]:
         """Return nothing, because nothing is kept."""
         return iter(())
-
-    def ready(self, producer: Producer) -> None:
-        """Do nothing: only answers with stored records are sent in several turns, and this broker stores no records."""
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:
         """Refuse to retire *streams*, because this broker keeps no streams."""

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.rounds import Rounds
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IConnectedSink, INamedSink, IRelay, ISink, ISubscription
+from fyrehose.net.turns import Turns
 from fyrehose.records import Delivery, Run
 
 if TYPE_CHECKING:
@@ -111,6 +110,11 @@ class Cursor:
     def stream(self) -> str:
         """Return the name of the stream."""
         return self.place.stream
+
+    @property
+    def network(self) -> str:
+        """Return the network of the subscriber; empty: the server itself."""
+        return "" if self.owner is None else self.owner.network
 
     @property
     def lag(self) -> int:
@@ -219,18 +223,16 @@ class Cursor:
 class Fanout:
     """The delivery of records to all cursors of a server.
 
-    :ivar clock: lets the reactor run between two rounds of deliveries
-    :ivar rounds: gives each cursor its turn, and other producers theirs
+    :ivar turns: gives each cursor its turns, which count for the network of its subscriber
     :ivar read: see :meth:`fyrehose.interfaces.IJournal.read`
     :ivar expired: see :meth:`fyrehose.interfaces.IJournal.expired`
     :ivar cursors: all cursors, in the order of their subscription
     :ivar tallies: totals of the subscriptions, by protocol
     """
 
-    clock: IReactorTime
+    turns: Turns
     read: Callable[[str, int, int], tuple[Run, ...]]
     expired: Callable[[str, int], bool] = lambda stream, time: False
-    rounds: Rounds = attrs.field(init=False)
     cursors: dict[Cursor, None] = attrs.field(factory=dict, init=False)
     tallies: dict[str, Tally] = attrs.field(factory=dict, init=False)
     _places: dict[str, StreamCursors] = attrs.field(factory=dict, init=False)
@@ -238,9 +240,6 @@ class Fanout:
     _recent_size: int = attrs.field(default=0, init=False)
     #: why the fan-out was closed; None while it is open
     _ended: Exception | None = attrs.field(default=None, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.rounds = Rounds(self.clock)
 
     def subscribe(self, stream: str, position: int, last: int, sink: ISink, owner: Peer | None = None) -> Cursor:
         """Return a new, paused cursor of *stream*.
@@ -276,15 +275,17 @@ class Fanout:
 
         :param ends: the last durable number of each stream that grew
         """
-        found: list[Cursor] = []
+        found = False
         for stream, last in ends.items():
             place = self._places.get(stream)
             if place is not None:
                 place.last = last
                 waiting, place.waiting = place.waiting, None
-                found += waiting or ()
+                for cursor in waiting or ():
+                    found = True
+                    self.turns.add(cursor, cursor.network)
         if found:
-            self.rounds.run(found)
+            self.turns.run()
 
     def forget_stream(self, stream: str) -> None:
         """Drop the kept deliveries of *stream*, because it was retired; its cursors remain."""
@@ -304,7 +305,7 @@ class Fanout:
             self._end(cursor, self._ended)
         elif cursor.position < place.last and not read_all:
             cursor.placed = True
-            self.rounds.ready(cursor)
+            self.turns.ready(cursor, cursor.network)
         else:
             cursor.placed = True
             if place.waiting is None:
@@ -340,7 +341,7 @@ class Fanout:
             place.waiting = None
         for cursor in cursors:
             self._end(cursor, reason)
-        self.rounds.close()
+        self.turns.close()
 
     def _delivery(self, cursor: Cursor) -> Delivery | None:
         """Return the next delivery of *cursor*; None if nothing is left to read, or the cursor has ended."""

@@ -19,11 +19,11 @@ from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor
 from fyrehose.broker.publisher import DeferredPublisher, Publisher, Settled, fire, publish_deferred
-from fyrehose.broker.rounds import Intake, Producer
 from fyrehose.broker.run_checks import check_publish
 from fyrehose.errors import PublishError
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink
+from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
 from fyrehose.standing import Standing
@@ -47,7 +47,7 @@ class Peer:
     rights: PeerRights | None
     counters: Counters = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
-    intake: Intake = attrs.field(init=False)
+    turns: Turns = attrs.field(init=False)
     permits: Callable[[Action, str], bool] = attrs.field(init=False)
     network: str = attrs.field(init=False)
     #: the number of subscriptions, and the timer that ends them when the signed token expires
@@ -55,7 +55,7 @@ class Peer:
     _end: IDelayedCall | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.counters, self.budget, self.intake = self.broker.counters, self.broker.budget, self.broker.intake
+        self.counters, self.budget, self.turns = self.broker.counters, self.broker.budget, self.broker.turns
         if self.rights is None:
             self.permits, self.network = _permit_all, ""
         else:
@@ -187,9 +187,6 @@ class Peer:
     def latest(self, size: int) -> Iterator[Run]:
         self.broker.check_thread()
         return (run for run in self.broker.journal.latest(size) if self.permits(Action.SUBSCRIBE, run.stream))
-
-    def ready(self, producer: Producer) -> None:
-        self.broker.fanout.rounds.ready(producer)
 
     # Consuming.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fyrehose.net.several import AnyServer
     from fyrehose.net.tcp import Session, SessionProtocol, TCPSettings, on
     from fyrehose.net.tls import TLSSettings
+    from fyrehose.net.turns import Turns
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -23,6 +24,7 @@ else:
             "several": "AnyServer",
             "tcp": "Session SessionProtocol TCPSettings on",
             "tls": "TLSSettings",
+            "turns": "Turns",
         },
     )
 
@@ -39,5 +41,6 @@ __all__ = [
     "TCPService",
     "TCPSettings",
     "TLSSettings",
+    "Turns",
     "on",
 ]

@@ -111,6 +111,8 @@ class SessionFactory(Factory):
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
         #: the open connections of each network, in the order of their last activity
         self._by_network: FairShare[SessionProtocol] = FairShare()
+        if broker.turns.clock is None:
+            broker.turns.clock = reactor
         self._reads: int = min(READS, broker.budget.limit // 8)
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()

@@ -21,9 +21,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Account
-from fyrehose.broker.rounds import Intake
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.lifecycle import Phase
+from fyrehose.net.turns import Turns
 
 if TYPE_CHECKING:
     from fyrehose.net.tcp import SessionProtocol
@@ -90,11 +90,12 @@ class WaitingInput:
     :ivar ended: whether the peer has closed its sending side behind the input that waits
     """
 
-    __slots__ = ("_data", "_intake", "_owner", "ended", "waits")
+    __slots__ = ("_data", "_owner", "_share", "_turns", "ended", "waits")
 
-    def __init__(self, owner: SessionProtocol, intake: Intake) -> None:
+    def __init__(self, owner: SessionProtocol, turns: Turns, share: str) -> None:
         self._owner = owner
-        self._intake = intake
+        self._turns = turns
+        self._share = share
         self._data: list[bytes] = []
         self.waits = False
         self.ended = False
@@ -114,7 +115,7 @@ class WaitingInput:
         """
         owner, waited, self.waits = self._owner, self.waits, True
         if not waited:
-            self._intake.wait(self)
+            self._turns.ready(self, self._share)
         if waited or owner.incomplete.size or owner.has_more:
             owner.reading.pause_for("turn")
 
@@ -122,25 +123,18 @@ class WaitingInput:
         """Record that the peer has closed its sending side, which is handled after the input that waits."""
         self.ended = True
 
-    # Called by the intake.
+    # Called by the server's turns.
 
-    @property
-    def network(self) -> str:
-        return self._owner.network
-
-    @property
-    def clock(self) -> IReactorTime:
-        return self._owner.clock
-
-    def handle_more(self) -> None:
+    def take_turn(self) -> int:
         """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
-        owner = self._owner
+        owner, size = self._owner, 0
         self.waits = False
         if owner.phase is Phase.OPEN and owner.has_more:
             owner.received(owner.session.next_events())
         elif self._data:
             data, self._data = b"".join(self._data), []
-            owner.account.release(len(data))
+            size = len(data)
+            owner.account.release(size)
             if owner.phase is Phase.OPEN:
                 owner.take(data)
         if self._data:
@@ -149,6 +143,7 @@ class WaitingInput:
             owner.reading.resume_after("turn")
             if self.ended and owner.phase is Phase.OPEN:
                 owner.take_eof()
+        return size
 
     def failed(self, failure: Failure) -> None:
         """Log *failure*, by which handling the input has ended, and end the connection."""

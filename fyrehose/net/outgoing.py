@@ -25,9 +25,9 @@ from twisted.python.failure import Failure
 from fyrehose.broker.budget import UnreadAnswer
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.lending import Lending
-from fyrehose.broker.rounds import ROUND
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import ISubscription
+from fyrehose.net.turns import ROUND
 from fyrehose.records import Run
 from fyrehose.sessions import PIECE
 
@@ -231,7 +231,7 @@ class Outgoing:
         if self.record is not None and not self._queued:
             self._queued = True
             self._lending.use(self)
-            self._owner.broker.ready(self)
+            self._owner.broker.turns.ready(self, self.network)
 
     def _pause_subscriptions(self) -> None:
         for subscription in self._subscriptions:

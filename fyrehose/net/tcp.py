@@ -50,6 +50,7 @@ from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.net.sockets import notice_dead_peer
+from fyrehose.net.turns import Turns
 from fyrehose.options import count, duration, fixed, option
 from fyrehose.records import Publish, Run
 from fyrehose.subscriptions import letters
@@ -164,6 +165,8 @@ class SessionProtocol(TwistedProtocol):
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
+    turns: Turns  #: the turns of all work of the server
+    input_share: str  #: the share of turns that pays for the input of the peer's network
     publisher: Publisher | DeferredPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
@@ -206,8 +209,8 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)
-        self._intake = self.broker.intake
-        self.waiting_input = WaitingInput(self, self._intake)
+        self.turns, self.input_share = self.broker.turns, f"<{self.network}"
+        self.waiting_input = WaitingInput(self, self.turns, self.input_share)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -231,11 +234,11 @@ class SessionProtocol(TwistedProtocol):
                 self._first_byte.arrived()
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            intake, now = self._intake, self.clock.seconds()
+            turns, share, now = self.turns, self.input_share, self.clock.seconds()
             self.heard_at = now
-            if intake.left > 0:
+            if turns.open(share):
                 self.take(data)
-                intake.left -= self.clock.seconds() - now
+                turns.charge(share, self.clock.seconds() - now)
             else:
                 self.waiting_input.postpone(data)
 

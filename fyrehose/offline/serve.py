@@ -28,7 +28,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.callback import CallbackBroker
-from fyrehose.broker.rounds import Rounds
 from fyrehose.errors import ConfigError, FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import ISubscription
 from fyrehose.journal import scan, subscriptions
@@ -225,7 +224,6 @@ class ServeFactory(SessionFactory):
         # Only the counters and limits of this broker are used, because clients publish nothing.
         super().__init__(CallbackBroker(lambda run: None), reactor=reactor)
         self.directory, self.hosts, self.token, self.piece = directory, hosts, token, piece
-        self.rounds = Rounds(self.clock)
 
 
 @implementer(ISubscription)
@@ -244,7 +242,7 @@ class FileSending:
         self.paused = False
         if not self._queued:
             self._queued = True
-            self.protocol.factory.rounds.ready(self)
+            self.protocol.broker.turns.ready(self, self.protocol.network)
 
     def take_turn(self) -> int:
         """Send the next piece of the file; after the last piece, complete the answer."""

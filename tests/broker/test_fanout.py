@@ -14,10 +14,11 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.fanout import SHARED, SHARED_COUNT, TURN, Fanout
-from fyrehose.broker.rounds import ROUND
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, JournalCorrupt
 from fyrehose.interfaces import INamedSink, IRelay, ISubscription
+from fyrehose.net.turns import ROUND
+from fyrehose.net.turns import Turns as ServerTurns
 from fyrehose.records import Delivery, Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal, RecordingSink
@@ -118,7 +119,7 @@ def test_expired_records_are_not_delivered_although_they_were_delivered_to_other
         return tuple(kept[max(start, oldest) - 1 :][:2])
 
     clock = Clock()
-    fanout = Fanout(clock, read, lambda stream, time: time < oldest)
+    fanout = Fanout(ServerTurns(clock), read, lambda stream, time: time < oldest)
 
     def delivered() -> RecordingSink:
         sink = RecordingSink()
@@ -257,7 +258,7 @@ def test_a_damaged_record_ends_only_subscriptions_that_reach_it(logged_errors: A
             raise JournalCorrupt("segment 3, byte 17: the checksum is wrong")
         return (whole,) if start == 1 else ()
 
-    fanout = Fanout(clock, read, lambda stream, time: False)
+    fanout = Fanout(ServerTurns(clock), read, lambda stream, time: False)
     sinks = {stream: RecordingSink() for stream in ("damaged", "whole")}
     for stream, sink in sinks.items():
         fanout.subscribe(stream, 0, 1, sink).resumeProducing()

@@ -538,7 +538,7 @@ def test_reading_resumes_when_no_pause_is_left() -> None:
 def test_connection_is_read_while_it_waits_for_a_turn_until_more_data_arrives() -> None:
     server = make()
     protocol, transport = server.connect()
-    server.broker.intake.left = 0.0  # Others have used the time of this round.
+    server.broker.turns.left = 0.0  # Others have used the time of this round.
     protocol.dataReceived(b"one\n")
     assert (transport.value(), transport.producerState) == (b"", "producing")
     protocol.dataReceived(b"two\n")
@@ -551,7 +551,7 @@ def test_connection_with_an_incomplete_message_is_not_read_while_it_waits_for_a_
     server = make(timeout=10.0)
     protocol, transport = server.connect()
     protocol.dataReceived(b"half a ")
-    server.broker.intake.left = 0.0
+    server.broker.turns.left = 0.0
     protocol.dataReceived(b"message\n")
     assert transport.producerState == "paused", "its time does not pass while it waits"
     server.clock.advance(0)

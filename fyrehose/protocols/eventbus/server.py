@@ -379,7 +379,7 @@ class EventBusServer:
             sent += 1
             size += length
             if sent >= most or size >= BYTES_TURN:
-                self._broker.ready(self)
+                self._broker.turns.ready(self)
                 break
         else:
             self._outgoing = None

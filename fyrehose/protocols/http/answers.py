@@ -133,7 +133,7 @@ class ReadAnswer:
         self._paused = False
         if not self._queued:
             self._queued = True
-            self.connection.broker.ready(self)
+            self.connection.broker.turns.ready(self, self.connection.network)
 
     def pauseProducing(self) -> None:
         self._paused = True

@@ -112,7 +112,7 @@ class SharedRepetitions:
             self.table.close()
 
     def take_turn(self) -> int:
-        """Search the next runs, and return how many bytes were read; called by the broker's rounds."""
+        """Search the next runs, and return how many bytes were read; called by the server's turns."""
         self._queued = False
         return self._search()
 
@@ -144,7 +144,7 @@ class SharedRepetitions:
             raise
         if self._runs is not None and not self._queued:
             self._queued = True
-            self.broker.ready(self)
+            self.broker.turns.ready(self)
         return size
 
     def _is_old(self, run: Run) -> bool:

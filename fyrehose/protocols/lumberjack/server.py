@@ -33,7 +33,7 @@ from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, WriterTurns
 from fyrehose.records import Publish, Run
 from fyrehose.subscriptions import letters
 
@@ -129,7 +129,7 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return False, because :class:`.Turns` schedules the rest of the session's work."""
+        """Return False, because :class:`.WriterTurns` schedules the rest of the session's work."""
         return False
 
     def take(self, data: bytes) -> None:
@@ -300,7 +300,7 @@ class LumberjackProtocol(SessionProtocol):
     def waiting(self) -> bool:
         return self._busy or self.session.expected > 0  # an incomplete frame has its own deadline
 
-    # Called by Turns.
+    # Called by WriterTurns.
 
     @property
     def needs(self) -> int:
@@ -438,7 +438,7 @@ class LumberjackFactory(SessionFactory):
 
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
-        self.turns = Turns(self.clock, broker.budget)
+        self.turns = WriterTurns(self.clock, broker.budget)
         self._shared: SharedRepetitions | None = None  #: kept until the last connection ends, for a new listener
         self.repetitions: Repetitions | None = None
         self.configure(self.settings)

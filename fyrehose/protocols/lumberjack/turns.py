@@ -51,7 +51,7 @@ class Outcome(Enum):
 
 
 @attrs.define(eq=False)
-class Turns:
+class WriterTurns:
     """The scheduler that grants turns and memory to the connections of one listener.
 
     :ivar clock: the reactor, or a Clock

@@ -12,6 +12,7 @@ from twisted.logger import LogLevel, capturedLogs
 
 from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
+from fyrehose.net.turns import Turns
 from fyrehose.protocols.lumberjack import lookback
 from fyrehose.protocols.lumberjack.lookback import SearchLimits, SharedRepetitions
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
@@ -36,16 +37,24 @@ def run_of(number: int, time: int = 0, source: str = "lumberjack", producer: str
     )
 
 
+class HandedTurns(Turns):
+    """Turns that a world takes."""
+
+    def __init__(self, works: list[Any]) -> None:
+        super().__init__()
+        self.works = works
+
+    def ready(self, work: Any, share: str = "") -> None:
+        self.works.append(work)
+
+
 class ReadingBroker(CallbackBroker):
-    """A broker whose log and turns are those of a world."""
+    """A broker whose log is that of a world."""
 
     world: World
 
     def latest(self, size: int) -> Iterator[Run]:
         return self.world.latest(size)
-
-    def ready(self, producer: Any) -> None:
-        self.world.turns.append(producer)
 
 
 @attrs.define
@@ -63,7 +72,7 @@ class World:
     clock: Clock = attrs.field(factory=Clock)
 
     def __attrs_post_init__(self) -> None:
-        self.broker = ReadingBroker(lambda run: None)
+        self.broker = ReadingBroker(lambda run: None, turns=HandedTurns(self.turns))
         self.broker.world = self
 
     def latest(self, size: int) -> Iterator[Run]:

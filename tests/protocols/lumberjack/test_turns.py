@@ -1,4 +1,4 @@
-"""Turns: round robin within the pool, grants in the order of requests, no deadlock."""
+"""WriterTurns: round robin within the pool, grants in the order of requests, no deadlock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.budget import Budget
 from fyrehose.net.incoming import Reading
-from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, POOL, TURNS_PER_ITERATION, Outcome, Turns
+from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, POOL, TURNS_PER_ITERATION, Outcome, WriterTurns
 
 
 @attrs.define(eq=False)
@@ -40,11 +40,11 @@ class PlannedWorker:
 
 
 class Table:
-    """Turns with a clock, and a log of the workers that took a turn."""
+    """WriterTurns with a clock, and a log of the workers that took a turn."""
 
     def __init__(self, limit: int = 1 << 40) -> None:
         self.clock, self.budget, self.log = Clock(), Budget(limit=limit), list[str]()
-        self.turns = Turns(self.clock, self.budget)
+        self.turns = WriterTurns(self.clock, self.budget)
 
     def worker(self, name: str, *plan: tuple[int, Outcome]) -> PlannedWorker:
         return PlannedWorker(name, deque(plan), self.log)

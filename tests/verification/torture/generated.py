@@ -44,7 +44,7 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 MODULES = (
     "fyrehose/broker/broker.py",
     "fyrehose/broker/fanout.py",
-    "fyrehose/broker/rounds.py",
+    "fyrehose/net/turns.py",
     "fyrehose/broker/sequencer.py",
     "fyrehose/broker/budget.py",
     "fyrehose/broker/quotas.py",

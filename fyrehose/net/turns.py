@@ -1,0 +1,166 @@
+"""Give all work its turns, so that no network delays the others: input, output, and the server's own.
+
+    what a network sends       share "<" + network    received bytes, beyond what is handled as it arrives
+    what a network receives    share network          cursors, answers to reads, large records
+    work of the server         share ""               searches of the log, the page
+
+TakesTurns is done in *turns*.  A turn is bounded by whoever takes it, and has a cost: the bytes that it handled, or its time
+if that is more; ROUND bytes cost as much as ROUND_S.  A *round* is as many turns as cost about that much.  Then the
+reactor runs, and reads and writes sockets, before the next round.
+
+- The next turn is one of the share that has paid least.  Within a share, works follow each other in their order.
+- A share that begins to wait counts as having paid as much as the one whose turn is last, unless it has paid more.  So
+  nobody saves up turns, and nobody loses a debt by being idle while others wait.
+- Input is handled as it arrives while no input of its network waits, and until that has taken INPUT_S since the last
+  round.  It pays for that as for a turn.
+
+So of n shares that wait, each gets an n-th of the time, and a share that has paid nothing waits for n turns at most.
+
+    turns.ready(work, network)     work.take_turn() is called in a later turn of the reactor, once
+    turns.open(share)              whether input may be handled now; then turns.charge(share, seconds)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Protocol
+
+import attrs
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+#: How many bytes the turns of one round handle, at most, before the reactor runs again.
+ROUND = 512 << 10
+#: How long one round may take, in seconds: a turn that reads much and finds little handles few bytes, and takes long.
+ROUND_S = 0.005
+#: A turn costs at least this many bytes, because a turn takes time even if it handles little.
+LEAST = 1 << 10
+#: How long input is handled as it arrives, between two rounds, in seconds.
+INPUT_S = 0.005
+#: How many shares without waiting work keep their debts, before those are forgotten that are no debts any more.
+MOST_DEBTS = 1_024
+
+
+class TakesTurns(Protocol):
+    """Something that is done in turns."""
+
+    def take_turn(self) -> int:
+        """Do a bounded part, and return how many bytes were handled; call :meth:`Turns.ready` again for more."""
+
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which a turn has ended, and end what waits for further turns, such as the connection."""
+
+
+@attrs.define(eq=False)
+class Turns:
+    """The queues of works that wait for a turn, by share.
+
+    :ivar clock: lets the reactor run between two rounds; None: the first listener sets it
+    :ivar left: for how many seconds input may still be handled as it arrives before the next round
+    """
+
+    clock: IReactorTime | None = None
+    left: float = attrs.field(default=INPUT_S, init=False)
+    _queues: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
+    #: a heap of the shares in ``_queues``, but the one whose turn it is: what each has paid, and when it was added
+    _order: list[tuple[float, int, str]] = attrs.field(factory=list, init=False)
+    _added: int = attrs.field(default=0, init=False)
+    #: what shares without a queue have paid, in bytes
+    _debts: dict[str, float] = attrs.field(factory=dict, init=False)
+    #: what the share whose turn was last had paid before it
+    _level: float = attrs.field(default=0.0, init=False)
+    _running: bool = attrs.field(default=False, init=False)
+    _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
+
+    def ready(self, work: TakesTurns, share: str = "") -> None:
+        """Give *work*, which does not wait for a turn yet, a turn in a later turn of the reactor."""
+        self.add(work, share)
+        self._schedule()
+
+    def add(self, work: TakesTurns, share: str) -> None:
+        """Queue *work*, which does not wait for a turn yet, without beginning or scheduling a round."""
+        queue = self._queues.get(share)
+        if queue is None:
+            queue = self._queues[share] = deque()
+            self._enter(share, max(self._debts.pop(share, 0.0), self._level))
+        queue.append(work)
+
+    def open(self, share: str) -> bool:
+        """Return whether input of *share* may be handled as it arrives: it waits for nothing, and there is time."""
+        return self.left > 0 and share not in self._queues
+
+    def charge(self, share: str, seconds: float) -> None:
+        """Let *share* pay for *seconds* in which its input was handled as it arrived."""
+        self.left -= seconds
+        if share not in self._queues and self._queues:
+            self._owe(share, max(self._debts.get(share, 0.0), self._level) + seconds * (ROUND / ROUND_S))
+
+    def run(self) -> None:
+        """Begin a round now, unless one is scheduled or running already."""
+        if self._running or self._next_round is not None:
+            return
+        self._running = True
+        left = float(ROUND)
+        last = self._clock.seconds() if len(self._order) > 1 else 0.0
+        end = last + ROUND_S if last else 0.0
+        while left > 0 and self._order:
+            self._level, _, share = heappop(self._order)
+            queue = self._queues[share]
+            work = queue.popleft()
+            cost = float(LEAST)
+            try:
+                cost = max(work.take_turn(), cost)
+            except BaseException:
+                # An error of one work must not affect the others, nor the commit that runs a round: not even
+                # GeneratorExit, or the CancelledError of asyncio.
+                work.failed(Failure())
+            if queue or self._order:  # most rounds have one turn, and read the clock neither before nor after it
+                now = self._clock.seconds()
+                if last:
+                    cost = max(cost, (now - last) * (ROUND / ROUND_S))
+                last, end = now, end or now + ROUND_S
+                left = left - cost if now < end else 0.0
+            if not queue:
+                self._queues.pop(share, None)
+                self._owe(share, self._level + cost)
+            elif share in self._queues:  # the turn has not closed everything
+                self._enter(share, self._level + cost)
+        self._running = False
+        self.left = INPUT_S
+        if self._queues:
+            self._schedule()
+        else:
+            self._debts.clear()
+            self._level = 0.0
+
+    def close(self) -> None:
+        """Forget everything that waits."""
+        self._queues.clear()
+        self._order.clear()
+        if self._next_round is not None:
+            self._next_round.cancel()
+            self._next_round = None
+
+    @property
+    def _clock(self) -> IReactorTime:
+        assert self.clock is not None, "a listener sets the clock"
+        return self.clock
+
+    def _enter(self, share: str, paid: float) -> None:
+        """Add *share* to the heap; of two that have paid the same, the one that was added first is first."""
+        self._added += 1
+        heappush(self._order, (paid, self._added, share))
+
+    def _owe(self, share: str, paid: float) -> None:
+        self._debts[share] = paid
+        if len(self._debts) > MOST_DEBTS:
+            self._debts = {each: paid for each, paid in self._debts.items() if paid > self._level}
+
+    def _schedule(self) -> None:
+        if self._next_round is None and not self._running:
+            self._next_round = self._clock.callLater(0, self._run_later)
+
+    def _run_later(self) -> None:
+        self._next_round = None
+        self.run()

@@ -1,0 +1,344 @@
+"""All work takes turns: the share that has paid least is next, and one turn of the reactor does a bounded part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from fyrehose.net.turns import INPUT_S, LEAST, ROUND, ROUND_S, Turns
+
+
+class Reactor(Clock):
+    """A clock that makes one turn of the reactor out of each second."""
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(max(delay, 1), *args, **kw)
+
+
+@attrs.define(eq=False)
+class Job:
+    """Work of which each turn handles *size* bytes in *seconds*.
+
+    :ivar left: how many turns it still wants
+    :ivar seen: the jobs whose turns were taken, in their order
+    """
+
+    turns: Turns
+    clock: Clock
+    share: str = ""
+    size: int = 0
+    seconds: float = 0.0
+    left: int = 1 << 30
+    seen: list[Job] = attrs.field(factory=list)
+    count: int = attrs.field(default=0, init=False)
+    failure: Failure | None = attrs.field(default=None, init=False)
+
+    def take_turn(self) -> int:
+        self.count += 1
+        self.seen.append(self)
+        self.clock.rightNow += self.seconds
+        self.left -= 1
+        if self.left > 0:
+            self.turns.ready(self, self.share)
+        return self.size
+
+    def failed(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+@pytest.fixture
+def clock() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def turns(clock: Clock) -> Turns:
+    return Turns(clock)
+
+
+def start(turns: Turns, clock: Clock, jobs: int, share: str = "", **how: Any) -> list[Job]:
+    found = [Job(turns, clock, share, **how) for _ in range(jobs)]
+    for job in found:
+        turns.ready(job, share)
+    return found
+
+
+def test_one_turn_of_the_reactor_does_about_one_round(turns: Turns, clock: Clock) -> None:
+    jobs = start(turns, clock, 250, size=ROUND // 4)
+    clock.advance(1)
+    assert sum(job.count for job in jobs) == 4
+
+
+def test_a_round_also_ends_after_many_turns_that_handle_nothing(turns: Turns, clock: Clock) -> None:
+    [job] = start(turns, clock, 1)
+    clock.advance(1)
+    assert job.count == ROUND // LEAST
+
+
+def test_a_round_ends_when_its_time_is_over_however_little_it_has_handled(turns: Turns, clock: Clock) -> None:
+    jobs = start(turns, clock, 100, size=100, seconds=ROUND_S / 2)
+    clock.advance(1)
+    assert sum(job.count for job in jobs) == 3, "the first turn of a round is not counted"
+    clock.advance(1)
+    assert sum(job.count for job in jobs) == 6
+    assert max(job.count for job in jobs) == 1
+
+
+def test_works_of_one_share_take_turns_in_their_order(turns: Turns, clock: Clock) -> None:
+    jobs = [Job(turns, clock, size=size, left=5) for size in (ROUND, 100, ROUND // 3, 0) * 25]
+    for job in jobs:
+        turns.ready(job)
+    while any(job.left for job in jobs):
+        clock.advance(1)
+        assert max(job.count for job in jobs) - min(job.count for job in jobs) <= 1
+
+
+def test_a_share_with_one_work_gets_as_much_as_one_with_a_hundred(turns: Turns, clock: Clock) -> None:
+    many = start(turns, clock, 100, "many", size=1 << 14)
+    one, two = start(turns, clock, 1, "one", size=1 << 14), start(turns, clock, 1, "two", size=1 << 14)
+    for _ in range(20):
+        clock.advance(1)
+    counts = [sum(job.count for job in jobs) for jobs in (many, one, two)]
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("cost", [{"size": 1 << 16}, {"seconds": (1 << 16) * ROUND_S / ROUND}], ids=["bytes", "time"])
+def test_a_share_pays_for_what_its_turns_cost(turns: Turns, clock: Clock, cost: dict[str, Any]) -> None:
+    [heavy] = start(turns, clock, 1, "heavy", **cost)
+    [light] = start(turns, clock, 1, "light", size=1 << 14)
+    for _ in range(100):
+        clock.advance(1)
+    assert light.count == pytest.approx(4 * heavy.count, rel=0.05)
+
+
+def test_a_share_that_was_idle_has_saved_up_nothing(turns: Turns, clock: Clock) -> None:
+    [busy] = start(turns, clock, 1, "busy", size=1 << 14)
+    for _ in range(100):
+        clock.advance(1)
+    [late] = start(turns, clock, 1, "late", size=1 << 14)
+    before = busy.count
+    for _ in range(10):
+        clock.advance(1)
+    assert abs(late.count - (busy.count - before)) <= 1
+
+
+def test_a_share_that_pauses_keeps_its_debt_while_others_wait(turns: Turns, clock: Clock) -> None:
+    [busy] = start(turns, clock, 1, "busy", size=LEAST)
+    start(turns, clock, 1, "greedy", size=100 * LEAST, left=1)
+    seen = busy.seen
+    while len(seen) < 3:
+        clock.advance(1)
+    start(turns, clock, 1, "greedy", size=LEAST, left=1, seen=seen)
+    clock.advance(1)
+    assert [job.share for job in seen[:90]] == ["busy"] * 90
+
+
+def test_debts_are_forgotten_when_nothing_waits(turns: Turns, clock: Clock) -> None:
+    start(turns, clock, 1, "greedy", size=100 * LEAST, left=1)
+    clock.advance(1)
+    seen: list[Job] = []
+    start(turns, clock, 1, "greedy", left=1, seen=seen)
+    start(turns, clock, 1, "other", left=1, seen=seen)
+    clock.advance(1)
+    assert [job.share for job in seen] == ["greedy", "other"]
+
+
+def test_work_that_is_added_within_a_round_belongs_to_it(turns: Turns, clock: Clock) -> None:
+    seen: list[Job] = []
+    later = Job(turns, clock, "later", left=1, seen=seen)
+
+    class Adding(Job):
+        def take_turn(self) -> int:
+            turns.add(later, "later")
+            turns.run()
+            assert not seen, "a round within a turn would have no bound"
+            return super().take_turn()
+
+    turns.add(Adding(turns, clock, left=1, seen=seen), "")
+    turns.run()
+    assert seen[1:] == [later]
+    assert not clock.getDelayedCalls()
+
+
+def test_a_round_that_is_scheduled_takes_the_work_that_is_added_meanwhile(turns: Turns, clock: Clock) -> None:
+    [first] = start(turns, clock, 1, left=1)
+    second = Job(turns, clock, left=1)
+    turns.add(second, "")
+    turns.run()
+    assert not second.count, "the works before it have their turns first"
+    clock.advance(1)
+    assert (first.count, second.count) == (1, 1)
+
+
+def test_closing_forgets_all_work(turns: Turns, clock: Clock) -> None:
+    [job] = start(turns, clock, 1)
+    turns.close()
+    clock.advance(1)
+    assert (job.count, clock.getDelayedCalls()) == (0, [])
+
+
+def test_closing_within_a_turn_forgets_the_rest(turns: Turns, clock: Clock) -> None:
+    class Closing(Job):
+        def take_turn(self) -> int:
+            turns.close()
+            return 0
+
+    turns.add(Closing(turns, clock), "")
+    [rest] = start(turns, clock, 1)
+    clock.advance(1)
+    assert (rest.count, clock.getDelayedCalls()) == (0, [])
+    [again] = start(turns, clock, 1, left=1)
+    clock.advance(1)
+    assert again.count == 1
+
+
+def test_work_whose_turn_fails_is_ended_and_does_not_stop_the_others(turns: Turns, clock: Clock) -> None:
+    class Failing(Job):
+        def take_turn(self) -> int:
+            raise GeneratorExit
+
+    broken, other = Failing(turns, clock), Job(turns, clock, left=1)
+    turns.add(broken, "")
+    turns.add(other, "")
+    turns.run()
+    assert broken.failure is not None
+    assert broken.failure.check(GeneratorExit)
+    assert other.count == 1
+
+
+# Input that is handled as it arrives.
+
+
+def test_input_is_handled_as_it_arrives_until_its_time_is_over(turns: Turns, clock: Clock) -> None:
+    assert turns.open("<a")
+    turns.charge("<a", INPUT_S)
+    assert not turns.open("<b")
+    start(turns, clock, 1, "<a", left=1)
+    clock.advance(1)
+    assert turns.open("<a")
+
+
+def test_input_of_a_share_that_waits_is_not_handled_before_it(turns: Turns, clock: Clock) -> None:
+    start(turns, clock, 1, "<a")
+    clock.advance(1)
+    assert not turns.open("<a")
+    assert turns.open("<b"), "others are not delayed"
+
+
+def test_a_share_pays_for_input_that_is_handled_as_it_arrives(turns: Turns, clock: Clock) -> None:
+    seen: list[Job] = []
+    start(turns, clock, 1, "busy", size=LEAST, seen=seen)
+    turns.charge("<a", 50 * LEAST * ROUND_S / ROUND)
+    start(turns, clock, 1, "<a", left=1, seen=seen)
+    clock.advance(1)
+    assert [job.share for job in seen].index("<a") == pytest.approx(50, abs=2)
+
+
+def test_many_shares_that_come_and_go_leave_no_memory_behind(turns: Turns, clock: Clock) -> None:
+    start(turns, clock, 1, "busy", size=LEAST)
+    for number in range(20_000):
+        start(turns, clock, 1, f"{number}", left=1)
+        if number % 100 == 0:
+            clock.advance(1)
+    clock.advance(1)
+    clock.advance(1)
+    kept = sum(len(value) for value in attrs.asdict(turns, recurse=False).values() if isinstance(value, dict))
+    assert kept < 3_000
+
+
+# A plain model: of the shares that wait, the next turn is one of those that have paid least.
+
+
+@attrs.define(eq=False)
+class Counted(Job):
+    """A job whose turns the model counts, too."""
+
+    model: Model = attrs.field(kw_only=True)
+
+    def take_turn(self) -> int:
+        self.model.begin_turn(self)
+        return super().take_turn()
+
+
+class Model(RuleBasedStateMachine):
+    """Any works, beside a table of what each share that waits has paid, and what the others owe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Reactor()
+        self.turns = Turns(self.clock)
+        self.jobs: list[Counted] = []
+        self.seen: list[Job] = []
+        self.paid: dict[str, float] = {}
+        self.debts: dict[str, float] = {}
+        self.level = 0.0
+        self.last: Counted | None = None
+
+    def waits(self, share: str) -> bool:
+        return any(job.left > 0 and job.share == share for job in self.jobs)
+
+    @rule(share=st.sampled_from("abcde"), size=st.integers(0, ROUND), left=st.integers(1, 20))
+    def add(self, share: str, size: int, left: int) -> None:
+        if not self.waits(share):
+            self.paid[share] = max(self.debts.pop(share, 0.0), self.level)
+        job = Counted(self.turns, self.clock, share, size, left=left, seen=self.seen, model=self)
+        self.jobs.append(job)
+        self.turns.ready(job, share)
+
+    @rule(share=st.sampled_from("abcde"), seconds=st.floats(0, ROUND_S))
+    def handle_input_as_it_arrives(self, share: str, seconds: float) -> None:
+        if self.turns.open(share):
+            assert not self.waits(share), "it would overtake earlier input"
+            self.turns.charge(share, seconds)
+            if self.paid:
+                paid = max(self.debts.get(share, 0.0), self.level)
+                self.debts[share] = paid + seconds * (ROUND / ROUND_S)
+
+    def begin_turn(self, job: Counted) -> None:
+        self.end_turn()
+        assert self.paid[job.share] == min(self.paid.values())
+        self.level, self.last = self.paid[job.share], job
+
+    def end_turn(self) -> None:
+        """Let the share of the last turn pay for it."""
+        job, self.last = self.last, None
+        if job is not None:
+            paid = self.level + max(job.size, LEAST)
+            if self.waits(job.share):
+                self.paid[job.share] = paid
+            else:
+                del self.paid[job.share]
+                self.debts[job.share] = paid
+
+    @precondition(lambda self: self.paid)
+    @rule()
+    def one_round(self) -> None:
+        before = len(self.seen)
+        self.clock.advance(1)
+        self.end_turn()
+        taken = self.seen[before:]
+        assert taken
+        assert sum(max(job.size, LEAST) for job in taken[:-1]) < ROUND
+        if not self.paid:
+            self.debts.clear()
+            self.level = 0.0
+
+    @invariant()
+    def a_round_is_scheduled_while_anything_waits(self) -> None:
+        assert bool(self.clock.getDelayedCalls()) == bool(self.paid)
+
+    def teardown(self) -> None:
+        while self.paid:
+            self.one_round()
+        assert all(job.left == 0 for job in self.jobs)
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
