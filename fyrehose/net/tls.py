@@ -22,13 +22,14 @@ from OpenSSL import SSL
 from OpenSSL.crypto import X509
 from twisted.internet.interfaces import IAddress, IOpenSSLServerConnectionCreator, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory
-from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Prepared
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
-from fyrehose.net.tcp import TCPSettings
+from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.options import FileContent, file_path, one_of, option, typed
 
 #: Only ciphers with forward secrecy and authenticated encryption.
@@ -38,6 +39,8 @@ _NO_CERTIFICATE = "it has no complete certificate in PEM form (-----BEGIN CERTIF
 _NO_KEY = "it has no complete private key in PEM form (-----BEGIN PRIVATE KEY-----)"
 #: The options that name files.
 _FILES = ("tls_certificate", "tls_key", "tls_key_passphrase", "tls_authorities")
+#: How many records are decrypted together, at most.
+RECORDS = 64
 _MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
 
 
@@ -183,7 +186,93 @@ class TLS:
         return Prepared(apply, files.contents)
 
     def serverConnectionForTLS(self, tlsProtocol: TLSMemoryBIOProtocol) -> SSL.Connection:
-        return SSL.Connection(self.files.context, None)
+        return PacedConnection(self.files.context, tlsProtocol)
+
+
+class PacedConnection(SSL.Connection):
+    """The TLS of one connection: it decrypts small records together, and none while the connection is not read.
+
+    A read of 64 KiB may hold 2,800 records of one byte, each of which costs as much as a message.
+
+    :ivar paused: whether the connection is not read, so that records wait in memory as they were received
+    :ivar cut: whether records may wait that no turn is waiting for
+    """
+
+    paused = cut = False
+    _error: SSL.Error | None = None
+
+    def __init__(self, context: SSL.Context, protocol: Any) -> None:
+        super().__init__(context, None)
+        self._protocol = protocol
+
+    def bio_write(self, buf: Any) -> int:
+        return super().bio_write(buf) if buf else 0
+
+    def recv(self, bufsiz: int, flags: int | None = None) -> bytes:
+        """Return the content of the next records, up to RECORDS of them, or as many as exceed *bufsiz* bytes."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        if self.paused:
+            self.cut = True
+            raise SSL.WantReadError
+        began = self._protocol.factory.clock.seconds()
+        pieces = [super().recv(bufsiz, flags)]
+        size = len(pieces[0])
+        try:
+            while len(pieces) < RECORDS and size < bufsiz:
+                pieces.append(super().recv(bufsiz, flags))
+                size += len(pieces[-1])
+        except SSL.WantReadError:
+            pass
+        except SSL.Error as error:  # the records before it count
+            self._error = error
+        self._protocol.charge(self._protocol.factory.clock.seconds() - began)
+        return b"".join(pieces)
+
+
+class PacedTLS(BufferingTLSTransport):
+    """TLS that decrypts only while the connection is read, and continues in turns with other networks."""
+
+    transport: Any
+    wrappedProtocol: Any
+
+    @property
+    def _connection(self) -> PacedConnection | None:
+        """Return the TLS of the connection; None after the connection was lost."""
+        return cast("PacedConnection | None", self.getHandle())  # type: ignore[no-untyped-call]
+
+    def pauseProducing(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.paused = True
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.paused = False
+            if connection.cut:
+                connection.cut = False
+                self.wrappedProtocol.turns.ready(self, self.wrappedProtocol.input_share)
+        if not self.transport.disconnecting:  # the peer may have ended TLS behind input that waits
+            self.transport.resumeProducing()
+
+    def charge(self, seconds: float) -> None:
+        """Let the peer's network pay for *seconds* of decryption."""
+        if isinstance(self.wrappedProtocol, SessionProtocol):
+            self.wrappedProtocol.turns.charge(self.wrappedProtocol.input_share, seconds)
+
+    # Called by the server's turns.
+
+    def take_turn(self) -> int:
+        """Decrypt the records that wait, until the connection is paused again."""
+        if self._connection is not None:
+            self.dataReceived(b"")  # type: ignore[no-untyped-call]
+        return 0
+
+    def failed(self, failure: Failure) -> None:
+        self.wrappedProtocol.failed(failure)
 
 
 class TLSFactory(TLSMemoryBIOFactory):
@@ -191,9 +280,10 @@ class TLSFactory(TLSMemoryBIOFactory):
 
     def __init__(self, tls: TLS, factory: Factory, clock: Any) -> None:
         super().__init__(tls, False, cast("IProtocolFactory", factory), clock)
-        self.tls = tls
+        self.tls, self.clock = tls, clock
 
     noisy = False
+    protocol = PacedTLS
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
         return self._with_tls(self.wrappedFactory.buildProtocol(addr))

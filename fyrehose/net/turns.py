@@ -4,7 +4,7 @@
     what a network receives    share network          cursors, answers to reads, large records
     work of the server         share ""               searches of the log, the page
 
-TakesTurns is done in *turns*.  A turn is bounded by whoever takes it, and has a cost: the bytes that it handled, or its time
+Work is done in *turns*.  A turn is bounded by whoever takes it, and has a cost: the bytes that it handled, or its time
 if that is more; ROUND bytes cost as much as ROUND_S.  A *round* is as many turns as cost about that much.  Then the
 reactor runs, and reads and writes sockets, before the next round.
 
@@ -38,8 +38,8 @@ ROUND_S = 0.005
 LEAST = 1 << 10
 #: How long input is handled as it arrives, between two rounds, in seconds.
 INPUT_S = 0.005
-#: How many shares without waiting work keep their debts, before those are forgotten that are no debts any more.
-MOST_DEBTS = 1_024
+#: How many shares without waiting work are remembered, before those are forgotten that owe nothing any more.
+MOST_IDLE = 1_024
 
 
 class TakesTurns(Protocol):
@@ -63,11 +63,11 @@ class Turns:
     clock: IReactorTime | None = None
     left: float = attrs.field(default=INPUT_S, init=False)
     _queues: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
-    #: a heap of the shares in ``_queues``, but the one whose turn it is: what each has paid, and when it was added
+    #: what each share has paid, in bytes, whether anything of it waits or not
+    _paid: dict[str, float] = attrs.field(factory=dict, init=False)
+    #: a heap of the shares in ``_queues``, but the one whose turn it is: what each had paid when it was added
     _order: list[tuple[float, int, str]] = attrs.field(factory=list, init=False)
     _added: int = attrs.field(default=0, init=False)
-    #: what shares without a queue have paid, in bytes
-    _debts: dict[str, float] = attrs.field(factory=dict, init=False)
     #: what the share whose turn was last had paid before it
     _level: float = attrs.field(default=0.0, init=False)
     _running: bool = attrs.field(default=False, init=False)
@@ -83,7 +83,8 @@ class Turns:
         queue = self._queues.get(share)
         if queue is None:
             queue = self._queues[share] = deque()
-            self._enter(share, max(self._debts.pop(share, 0.0), self._level))
+            self._pay(share, 0.0)
+            self._enter(share)
         queue.append(work)
 
     def open(self, share: str) -> bool:
@@ -93,8 +94,8 @@ class Turns:
     def charge(self, share: str, seconds: float) -> None:
         """Let *share* pay for *seconds* in which its input was handled as it arrived."""
         self.left -= seconds
-        if share not in self._queues and self._queues:
-            self._owe(share, max(self._debts.get(share, 0.0), self._level) + seconds * (ROUND / ROUND_S))
+        if self._queues:
+            self._pay(share, seconds * (ROUND / ROUND_S))
 
     def run(self) -> None:
         """Begin a round now, unless one is scheduled or running already."""
@@ -105,7 +106,11 @@ class Turns:
         last = self._clock.seconds() if len(self._order) > 1 else 0.0
         end = last + ROUND_S if last else 0.0
         while left > 0 and self._order:
-            self._level, _, share = heappop(self._order)
+            paid, _, share = heappop(self._order)
+            if paid < self._paid[share]:  # it was charged meanwhile
+                self._enter(share)
+                continue
+            self._level = paid
             queue = self._queues[share]
             work = queue.popleft()
             cost = float(LEAST)
@@ -121,17 +126,17 @@ class Turns:
                     cost = max(cost, (now - last) * (ROUND / ROUND_S))
                 last, end = now, end or now + ROUND_S
                 left = left - cost if now < end else 0.0
+            self._pay(share, cost)
             if not queue:
                 self._queues.pop(share, None)
-                self._owe(share, self._level + cost)
             elif share in self._queues:  # the turn has not closed everything
-                self._enter(share, self._level + cost)
+                self._enter(share)
         self._running = False
         self.left = INPUT_S
         if self._queues:
             self._schedule()
         else:
-            self._debts.clear()
+            self._paid.clear()
             self._level = 0.0
 
     def close(self) -> None:
@@ -147,15 +152,16 @@ class Turns:
         assert self.clock is not None, "a listener sets the clock"
         return self.clock
 
-    def _enter(self, share: str, paid: float) -> None:
+    def _enter(self, share: str) -> None:
         """Add *share* to the heap; of two that have paid the same, the one that was added first is first."""
         self._added += 1
-        heappush(self._order, (paid, self._added, share))
+        heappush(self._order, (self._paid[share], self._added, share))
 
-    def _owe(self, share: str, paid: float) -> None:
-        self._debts[share] = paid
-        if len(self._debts) > MOST_DEBTS:
-            self._debts = {each: paid for each, paid in self._debts.items() if paid > self._level}
+    def _pay(self, share: str, cost: float) -> None:
+        self._paid[share] = max(self._paid.get(share, 0.0), self._level) + cost
+        if len(self._paid) > MOST_IDLE + len(self._queues):
+            kept = {each: paid for each, paid in self._paid.items() if paid > self._level or each in self._queues}
+            self._paid = kept
 
     def _schedule(self) -> None:
         if self._next_round is None and not self._running:

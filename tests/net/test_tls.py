@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import identify
 from fyrehose.net.tls import TLS, TLSFactory, TLSSettings, add_tls
+from fyrehose.net.turns import INPUT_S
 from fyrehose.options import build
+from fyrehose.protocols.figg.frames import Publish
+from fyrehose.protocols.figg.server import FiggFactory
+from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
 
@@ -254,6 +263,93 @@ def test_applying_a_reload_reads_no_file_again(authority: Authority, tmp_path: P
     prepared.apply()
     assert tls.files.contents == prepared.contents
     assert meet_server(tls, client(authority, "beat")).answer == b"hello"
+
+
+class SmallRecords:
+    """A Figg client behind TLS, which sends each byte in a record of its own, and a server."""
+
+    def __init__(self, settings: TLSSettings, authority: Authority) -> None:
+        self.clock = Clock()
+        self.broker = broker = Broker(self.clock, MemoryJournal(auto=True), Sequencer())
+        broker.open()
+        tls = settings.tls("figg")
+        assert tls is not None
+        self.server: Any = TLSFactory(tls, FiggFactory(broker, reactor=self.clock), self.clock).buildProtocol(
+            IPv4Address("TCP", "127.0.0.1", 1)
+        )
+        self.transport = Transport(peerAddress=IPv4Address("TCP", "127.0.0.1", 1))  # type: ignore[no-untyped-call]
+        self.server.makeConnection(self.transport)
+        self.received, self.to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = client(authority).wrap_bio(self.received, self.to_send, server_hostname="localhost")
+        for _ in range(3):
+            with suppress(ssl.SSLWantReadError):
+                self.client.do_handshake()
+            self.send()
+
+    def send(self) -> None:
+        """Hand everything that the client has written to the server, by one read, and the answers to the client."""
+        data = self.to_send.read()
+        if data:
+            self.server.dataReceived(data)
+        self.received.write(self.transport.value())
+        self.transport.clear()
+
+    def write(self, data: bytes) -> None:
+        for at in range(len(data)):
+            self.client.write(data[at : at + 1])
+        self.send()
+
+    @property
+    def stored(self) -> int:
+        """Return how many messages were stored."""
+        return self.broker.bounds("t")[1]
+
+
+@pytest.fixture
+def small(authority: Authority) -> SmallRecords:
+    """Return a client whose input is not handled as it arrives, because another network has used the time for that."""
+    peer = SmallRecords(options(authority), authority)
+    peer.broker.turns.charge("<another", INPUT_S)
+    return peer
+
+
+FRAMES = [Publish(topic="t", number=number, data=b"%d" % number).serialize() for number in range(1, 201)]
+
+
+def test_small_records_are_decrypted_in_turns_after_the_time_for_input_is_over(small: SmallRecords) -> None:
+    small.write(b"".join(FRAMES))
+    assert (small.transport.producerState, small.stored) == ("paused", 0)
+    small.clock.advance(1)
+    assert small.stored == len(FRAMES)
+    assert small.transport.producerState == "producing"
+
+
+def test_every_small_record_arrives_once_and_in_order(small: SmallRecords) -> None:
+    for frame in FRAMES:
+        small.write(frame)
+    for _ in FRAMES:
+        small.clock.advance(1)
+    runs = small.broker.read("t", 1, 1 << 20)
+    assert [payload for run in runs for payload in run.payloads()] == [b"%d" % number for number in range(1, 201)]
+
+
+def test_end_of_tls_is_handled_after_the_records_before_it(small: SmallRecords) -> None:
+    for byte in b"".join(FRAMES):
+        small.client.write(bytes((byte,)))
+    with suppress(ssl.SSLWantReadError):
+        small.client.unwrap()
+    small.send()
+    assert not small.transport.disconnecting
+    small.clock.advance(1)
+    assert small.stored == len(FRAMES)
+    assert small.transport.disconnecting
+
+
+def test_nothing_is_decrypted_for_a_connection_that_was_lost_before_its_turn(small: SmallRecords) -> None:
+    small.write(b"".join(FRAMES))
+    small.server.connectionLost(Failure(ConnectionLost()))
+    small.clock.advance(1)
+    assert small.stored == 0
 
 
 def test_tls_is_added_only_to_plain_endpoints(authority: Authority) -> None:

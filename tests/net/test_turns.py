@@ -296,10 +296,10 @@ class Model(RuleBasedStateMachine):
     def handle_input_as_it_arrives(self, share: str, seconds: float) -> None:
         if self.turns.open(share):
             assert not self.waits(share), "it would overtake earlier input"
-            self.turns.charge(share, seconds)
-            if self.paid:
-                paid = max(self.debts.get(share, 0.0), self.level)
-                self.debts[share] = paid + seconds * (ROUND / ROUND_S)
+        self.turns.charge(share, seconds)
+        if self.paid:
+            table = self.paid if share in self.paid else self.debts
+            table[share] = max(table.get(share, 0.0), self.level) + seconds * (ROUND / ROUND_S)
 
     def begin_turn(self, job: Counted) -> None:
         self.end_turn()
