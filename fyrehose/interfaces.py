@@ -292,7 +292,7 @@ class IBroker(Interface):
     """
 
     counters = Attribute("The counters of the server: fyrehose.observe.counters.Counters.")
-    budget = Attribute("The memory budget of all connections: fyrehose.broker.budget.Budget.")
+    budget = Attribute("The memory budget of all connections: fyrehose.net.inflight.InFlight.")
     turns = Attribute("The turns of all work: fyrehose.net.turns.Turns.")
 
     standing = Attribute("What this server is now: see IJournal.standing.")

@@ -130,7 +130,7 @@ def test_only_programs_import_the_reactor() -> None:
 
 
 #: The bounds of what a peer may take in time and memory, which the broker and the connections share.
-BOUNDS = ("net.turns",)
+BOUNDS = ("net.turns", "net.slots", "net.inflight")
 #: The layers, in order.  A module may import its own layer and those before it; modules that are not named here, such
 #: as the command line, may import everything.
 LAYERS = (

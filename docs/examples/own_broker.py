@@ -20,10 +20,10 @@ from twisted.internet.defer import Deferred, succeed
 from zope.interface import implementer
 
 from fyrehose import Run
-from fyrehose.broker import Budget, Cursor, Fanout, NoSubscriptions
+from fyrehose.broker import Cursor, Fanout, NoSubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink
-from fyrehose.net import TCPService, Turns
+from fyrehose.net import InFlight, TCPService, Turns
 from fyrehose.observe import Counters
 from fyrehose.protocols.figg import FiggFactory, FiggSettings
 from fyrehose.standing import Standing
@@ -40,7 +40,7 @@ class LastMessages:
     clock: Any
     keep: int = 1000
     counters: Counters = attrs.field(factory=Counters)
-    budget: Budget = attrs.field(factory=Budget)
+    budget: InFlight = attrs.field(factory=InFlight)
     turns: Turns = attrs.field(init=False)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions)
     standing = Standing()  # This server is alone, and always accepts messages.

@@ -119,7 +119,7 @@ class Exporter:
         budget, stalls = self.broker.budget, self.broker.stalls.count
         used = "Memory charged to the budget: data buffered for peers, and their subscriptions."
         gauges = {
-            "memory_budget_used_bytes": (used, budget.used),
+            "memory_budget_used_bytes": (used, budget.used + budget.unread.used),
             "memory_budget_bytes": ("Limit of the memory budget.", budget.limit),
         }
         yield from families(gauges, {"reactor_stalls": ("Turns of the reactor that took more than 2 s.", stalls)})

@@ -70,7 +70,7 @@ class Status:
             "uptime": now - self.started,
             "memory": {
                 **_memory(),
-                "budget_used": budget.used,
+                "budget_used": budget.used + budget.unread.used,
                 "budget": budget.limit,
             },
             "reactor": {"lag": self._lag(), "lag_p99": self.sampler.recent_quantile(3, 0.99)},

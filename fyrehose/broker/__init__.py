@@ -8,7 +8,6 @@ from fyrehose.imports import lazily
 
 if TYPE_CHECKING:
     from fyrehose.broker.broker import Broker
-    from fyrehose.broker.budget import Budget
     from fyrehose.broker.consuming import NoSubscriptions
     from fyrehose.broker.fanout import Cursor, Fanout
     from fyrehose.broker.quotas import PeerLimits
@@ -18,7 +17,6 @@ else:
         __name__,
         {
             "broker": "Broker",
-            "budget": "Budget",
             "consuming": "NoSubscriptions",
             "fanout": "Cursor Fanout",
             "quotas": "PeerLimits",
@@ -28,7 +26,6 @@ else:
 
 __all__ = [
     "Broker",
-    "Budget",
     "Cursor",
     "Fanout",
     "NoSubscriptions",

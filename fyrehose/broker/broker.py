@@ -19,7 +19,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.fanout import Cursor, Fanout
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
@@ -48,6 +47,7 @@ from fyrehose.interfaces import (
     ISink,
     JournalState,
 )
+from fyrehose.net.inflight import InFlight
 from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
@@ -88,7 +88,7 @@ class Broker(Peer):
     journal: IJournal
     sequencer: ISequencer
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
-    budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    budget: InFlight = attrs.field(factory=InFlight, kw_only=True)
     turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.clock), takes_self=True), kw_only=True)
     #: the turns of the reactor that took too long, as counted by the server's watchdog
     stalls: Stalls = attrs.field(factory=Stalls, kw_only=True)

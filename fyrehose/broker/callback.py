@@ -15,12 +15,12 @@ import attrs
 from twisted.internet.defer import Deferred, fail, gatherResults, maybeDeferred, succeed
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.errors import Forbidden, FyrehoseError, TooManyStreams
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISink, ISubscription
+from fyrehose.net.inflight import InFlight
 from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
@@ -51,7 +51,7 @@ class CallbackBroker:
     identity: Identity = attrs.field(factory=Identity, kw_only=True)
     named: NoSubscriptions = attrs.field(factory=NoSubscriptions, kw_only=True)
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
-    budget: Budget = attrs.field(factory=Budget, kw_only=True)
+    budget: InFlight = attrs.field(factory=InFlight, kw_only=True)
     turns: Turns = attrs.field(factory=Turns, kw_only=True)
     standing = Standing()  #: this server is in no cluster
     epoch = ""  #: this server keeps no records

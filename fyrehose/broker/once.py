@@ -30,12 +30,12 @@ from typing import Any
 import attrs
 from twisted.logger import Logger
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.publisher import Publisher
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import KeyReused, NoRoomForKey
 from fyrehose.interfaces import IJournal, ISequencer
+from fyrehose.net.inflight import InFlight
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Publish, Record, Run
 
@@ -132,7 +132,7 @@ class PublishedOnce:
 
     journal: IJournal
     sequencer: ISequencer
-    budget: Budget
+    budget: InFlight
     counters: Counters
     kept: float = KEPT
     most: int = MOST_KEYS
@@ -204,7 +204,7 @@ class PublishedOnce:
         own = self.stream.draft(*(each.packed() for each in (known, behind) if each is not None))
         self._known[name] = known
         self._in_flight.add(known, holder)
-        self.budget.set_aside(ENTRY)
+        self.budget.charge(ENTRY)
         try:
             publisher.publish(runs, _Keyed(known, behind, number + 1, publisher, note), [own], owner=self)
         except Exception as refusal:
@@ -282,7 +282,7 @@ class PublishedOnce:
         self._make_room(known.holder)
         self._known[known.name] = known
         self._durable.add(known, known.holder)
-        self.budget.set_aside(ENTRY)
+        self.budget.charge(ENTRY)
 
     def _make_room(self, holder: str) -> Known | None:
         """Forget a key if the table is full, to make room for a key of *holder*.
@@ -317,7 +317,7 @@ class PublishedOnce:
             del self._known[known.name]
             self._durable.discard(known)
             self._in_flight.discard(known)
-            self.budget.put_back(ENTRY)
+            self.budget.charge(-ENTRY)
 
 
 def _digest(runs: Sequence[Run]) -> str:

@@ -15,7 +15,6 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IDelayedCall
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Account, Budget
 from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor
 from fyrehose.broker.publisher import DeferredPublisher, Publisher, Settled, fire, publish_deferred
@@ -23,6 +22,7 @@ from fyrehose.broker.run_checks import check_publish
 from fyrehose.errors import PublishError
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink
+from fyrehose.net.inflight import Account, InFlight
 from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Run
@@ -46,7 +46,7 @@ class Peer:
     broker: Broker
     rights: PeerRights | None
     counters: Counters = attrs.field(init=False)
-    budget: Budget = attrs.field(init=False)
+    budget: InFlight = attrs.field(init=False)
     turns: Turns = attrs.field(init=False)
     permits: Callable[[Action, str], bool] = attrs.field(init=False)
     network: str = attrs.field(init=False)

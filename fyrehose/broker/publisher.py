@@ -18,10 +18,10 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import Account
 from fyrehose.errors import Forbidden, InvalidRun, PayloadTooLarge, PublishError
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker, JournalState
+from fyrehose.net.inflight import Account
 from fyrehose.observe.meters import SECONDS, Histogram
 from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 

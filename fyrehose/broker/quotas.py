@@ -15,7 +15,6 @@ from math import ceil
 
 import attrs
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import (
     NewStreamRateExceeded,
@@ -25,6 +24,7 @@ from fyrehose.errors import (
     TooManySubscriptions,
 )
 from fyrehose.identity import Identity, network_of
+from fyrehose.net.inflight import InFlight
 from fyrehose.subscriptions.subscription import Named
 
 #: How many streams one peer may create, unless half of ``max_streams`` is less.
@@ -145,7 +145,7 @@ class Subscriptions:
     :ivar most: how many subscriptions one address may have
     """
 
-    budget: Budget
+    budget: InFlight
     most: int
     _counts: FairShare[object] = attrs.field(init=False)
 
@@ -190,7 +190,7 @@ class NamedRoom:
     :ivar counts: how many entries count for each creator
     """
 
-    budget: Budget
+    budget: InFlight
     most: int
     counts: FairShare[object] = attrs.field(init=False)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fyrehose.net.clients import Client, ClientConnection, ConnectionFailed, ConnectionOptions, TCPClient
     from fyrehose.net.connections import SessionFactory
     from fyrehose.net.endpoints import TCPService
+    from fyrehose.net.inflight import InFlight
     from fyrehose.net.several import AnyServer
     from fyrehose.net.tcp import Session, SessionProtocol, TCPSettings, on
     from fyrehose.net.tls import TLSSettings
@@ -21,6 +22,7 @@ else:
             "clients": "Client ClientConnection ConnectionFailed ConnectionOptions TCPClient",
             "connections": "SessionFactory",
             "endpoints": "TCPService",
+            "inflight": "InFlight",
             "several": "AnyServer",
             "tcp": "Session SessionProtocol TCPSettings on",
             "tls": "TLSSettings",
@@ -34,6 +36,7 @@ __all__ = [
     "ClientConnection",
     "ConnectionFailed",
     "ConnectionOptions",
+    "InFlight",
     "Session",
     "SessionFactory",
     "SessionProtocol",

@@ -20,8 +20,8 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import Account
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.net.inflight import Account
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.turns import Turns
 
@@ -262,7 +262,7 @@ class FrameWatch:
         if self._since is None:
             return
         if self._waits and self.account is not None:
-            self.account.retry()
+            self.account.retry(self.clock.seconds())
         if self._paused_at is not None:
             self._since = self.clock.seconds()
         # Arrived bytes give the frame more time, its announced size does not, because announcing costs the peer

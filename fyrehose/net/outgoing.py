@@ -6,12 +6,12 @@
 
 No records are buffered for a peer that does not read: a subscription continues behind the last record that it sent,
 and a large record is read from the journal again for its next piece.  It is kept between two pieces only while the
-memory budget lends the memory for it.  Acknowledgements and answers that come while a record is half sent are sent
+memory budget has room for it.  Acknowledgements and answers that come while a record is half sent are sent
 after the record.
 
 An answer that was computed as a whole, such as a list or the metrics, cannot be read again.  Answers that are larger
-than a piece and left unread share a part of the memory budget.  When that is used up, the network with the most unread
-bytes loses its oldest connection; a single connection may exceed the part.
+than a piece and left unread share that part of the memory budget.  When it is used up, the network with the most loses
+its oldest: a record, or a connection; a single connection may exceed the part.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING
 import attrs
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import UnreadAnswer
-from fyrehose.broker.fairness import FairShare
-from fyrehose.broker.lending import Lending
 from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.interfaces import ISubscription
+from fyrehose.net.inflight import UnreadMemory
 from fyrehose.net.turns import ROUND
 from fyrehose.records import Run
 from fyrehose.sessions import PIECE
@@ -68,14 +66,13 @@ class Outgoing:
     """
 
     __slots__ = (
-        *("_behind", "_delivered", "_lending", "_owner", "_queued", "_replies", "_subscriptions", "_unread"),
+        *("_behind", "_delivered", "_owner", "_queued", "_replies", "_subscriptions", "_unread"),
         *("paused", "record", "written"),
     )
 
     def __init__(self, owner: SessionProtocol) -> None:
         self._owner = owner
-        self._lending: Lending = owner.broker.budget.lending
-        self._unread: FairShare[UnreadAnswer] = owner.broker.budget.unread
+        self._unread: UnreadMemory = owner.broker.budget.unread
         self._behind: list[bytes] = []
         self._queued = False
         self._delivered = False  #: True if data was written since the last call of delivers()
@@ -148,11 +145,9 @@ class Outgoing:
         self.flush()
         self._pause_subscriptions()
         self.record = record
-        if record.run is not None and not self._lending.lend(self, len(record.run.payload)):
+        if record.run is not None and not self._unread.lend(self, len(record.run.payload)):
             record.run = None
-        if self.paused:
-            self._lending.leave(self)
-        else:
+        if not self.paused:
             self._continue()
 
     def resume(self) -> None:
@@ -164,34 +159,28 @@ class Outgoing:
             self._resume_subscriptions()
 
     def pause(self) -> None:
-        """Pause the subscriptions, and release the memory of the record that is half sent: the peer does not read."""
+        """Pause the subscriptions: the peer does not read."""
         self.paused = True
         self._pause_subscriptions()
-        if self.record is not None:
-            self._lending.leave(self)
-        if self.written > PIECE:
-            self._unread.discard(self)
-            self._unread.add(self, self.network, self.written)
-            while len(self._unread) > 1 and not self._unread.fits(0):
-                first = self._unread.first_out()
-                assert first is not None
-                self._unread.discard(first)
-                first.displace()
+        if self.written > PIECE and self not in self._unread:
+            self._unread.keep(self, self.written)
+
+    @property
+    def repeatable(self) -> bool:
+        """Return whether a record is half sent, which can be read again, and its peer does not read at present."""
+        return self.paused and self.record is not None and self.record.run is not None
 
     def displace(self) -> None:
-        """End the connection, because others need the memory of the answer that its peer leaves unread."""
-        self._owner.abort_unread()
-
-    def reclaim(self) -> None:
-        """Forget the record that is half sent, because others need its memory; it is read again for its next piece."""
-        if self.record is not None:
+        """Forget the record that is half sent, or end the connection, because others need the memory."""
+        if self.record is not None and self.record.run is not None:
             self.record.run = None
+        else:
+            self._owner.abort_unread()
 
     def close(self) -> None:
         """Forget all unsent data, because the connection has ended."""
         self.record = None
         self._behind.clear()
-        self._lending.release(self)
         self._unread.discard(self)
 
     def take_turn(self) -> int:
@@ -210,7 +199,7 @@ class Outgoing:
         except FyrehoseError as error:
             self._owner.record_lost(error)
             return 0
-        record.run = run if position is not None and self._lending.lend(self, len(run.payload)) else None
+        record.run = run if position is not None and self._unread.lend(self, len(run.payload)) else None
         if position is None:
             self._finish(data)
         else:
@@ -227,10 +216,10 @@ class Outgoing:
 
     def _continue(self) -> None:
         """Queue for a turn, if a record is half sent."""
-        self._unread.discard(self)
-        if self.record is not None and not self._queued:
+        if self.record is None:
+            self._unread.discard(self)
+        elif not self._queued:
             self._queued = True
-            self._lending.use(self)
             self._owner.broker.turns.ready(self, self.network)
 
     def _pause_subscriptions(self) -> None:
@@ -257,7 +246,7 @@ class Outgoing:
     def _finish(self, data: bytes) -> None:
         """Write the last piece, and the data that waited for the end of the record."""
         self.record = None
-        self._lending.release(self)
+        self._unread.discard(self)
         behind, self._behind = self._behind, []
         self._write_piece(data, behind)
         self._owner.record_sent()

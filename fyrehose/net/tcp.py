@@ -28,7 +28,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.budget import Account
 from fyrehose.broker.peer import publisher_for
 from fyrehose.broker.publisher import DeferredPublisher, Publisher
 from fyrehose.errors import (
@@ -46,6 +45,7 @@ from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading, WaitingInput
+from fyrehose.net.inflight import Account
 from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of

@@ -15,12 +15,12 @@ import attrs
 from twisted.application.service import IService
 from twisted.logger import Logger
 
-from fyrehose.broker.budget import Budget
 from fyrehose.errors import ConfigError
 from fyrehose.imports import NATS
 from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.end_of_turn import TurnEnds
+from fyrehose.net.inflight import InFlight
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
 from fyrehose.server.config import Config
@@ -68,7 +68,7 @@ class Stack:
             keys_kept=config.server.keys_kept,
             limits=config.server.peer_limits,
             rules=config.streams,
-            budget=Budget(limit=config.server.memory, each=config.server.memory_per_connection),
+            budget=InFlight(limit=config.server.memory, each=config.server.memory_per_connection),
             policy=config.policy,
             counters=self.counters,
             stalls=self.stalls,

@@ -18,7 +18,6 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.state_stream import StateStream, Steps
 from fyrehose.errors import (
     NoRoomForSubscription,
@@ -29,6 +28,7 @@ from fyrehose.errors import (
     TooManyNamedSubscriptions,
 )
 from fyrehose.interfaces import IJournal, Unread
+from fyrehose.net.inflight import InFlight
 from fyrehose.patterns import Pattern
 from fyrehose.periodic import Checks
 from fyrehose.records import Run
@@ -132,7 +132,7 @@ class SharedSubscriptions:
     clock: IReactorTime
     journal: IJournal
     publish: Publish
-    budget: Budget
+    budget: InFlight
     taken: Callable[[str], bool] = attrs.field(default=lambda name: False, kw_only=True)
     most: int = attrs.field(default=1_000, kw_only=True)
     #: how many dead letters one redrive publishes again at most

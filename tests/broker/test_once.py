@@ -11,7 +11,6 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker import once
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.once import ENTRY, SOURCE, STREAM
 from fyrehose.broker.policy import parse
@@ -19,6 +18,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden, KeyReused, NoRoomForKey, PayloadTooLarge, ReadOnly
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
+from fyrehose.net.inflight import InFlight
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -134,7 +134,7 @@ def test_the_oldest_keys_are_forgotten_first() -> None:
     broker = make(journal, most_keys=2)
     for key in ("a", "b", "c"):
         publish_once(broker, [draft(b"x")], key)
-    assert broker.budget.aside == 2 * ENTRY
+    assert broker.budget.used == 2 * ENTRY
     for one in (broker, make(journal, most_keys=2)):
         assert publish_once(one, [draft(b"x")], "b").result == 2
         assert publish_once(one, [draft(b"x")], "c").result == 3
@@ -157,7 +157,7 @@ def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(restart: bool)
 
 
 def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
-    broker = make(budget=Budget(limit=1 << 20))
+    broker = make(budget=InFlight(limit=1 << 20))
     assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"
     for number in range(900):
         assert failure(publish_once(broker, [draft(b"x")], str(number))) is None
@@ -166,12 +166,12 @@ def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
 
 
 def test_the_memory_of_keys_is_limited() -> None:
-    broker = make(budget=Budget(limit=1 << 20))
+    broker = make(budget=InFlight(limit=1 << 20))
     for number in range(900):
         publish_once(broker, [draft(b"x")], str(number))
-    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+    assert broker.budget.limit // 32 < broker.budget.used <= broker.budget.limit // 16
     broker.once.open()
-    assert broker.budget.limit // 32 < broker.budget.aside <= broker.budget.limit // 16
+    assert broker.budget.limit // 32 < broker.budget.used <= broker.budget.limit // 16
 
 
 @pytest.mark.parametrize(("in_flight", "error"), [(49, type(None)), (50, NoRoomForKey)])
@@ -341,7 +341,7 @@ def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> 
             journal.enter(JournalState.FAILED, "crash")
             journal.enter(JournalState.WRITABLE, "restart")
             broker = make(journal, most_keys=40)
-        assert broker.budget.aside <= ENTRY * 80, "40 durable keys, and as many on their way to disk"
+        assert broker.budget.used <= ENTRY * 80, "40 durable keys, and as many on their way to disk"
     journal.commit()
     stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
     assert len(stored) == len(set(stored)) == len(answers) == 24

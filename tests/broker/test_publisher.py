@@ -11,13 +11,13 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker, Sequencer
-from fyrehose.broker.budget import Account
 from fyrehose.broker.peer import publisher_for
 from fyrehose.broker.policy import Policy
 from fyrehose.broker.publisher import RUN_OVERHEAD
 from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
+from fyrehose.net.inflight import Account
 from fyrehose.records import Publish, Run
 from fyrehose.testing import MemoryJournal
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NewStreams, PeerLimits, Subscriptions
 from fyrehose.errors import NewStreamRateExceeded, TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
 from fyrehose.identity import Identity
+from fyrehose.net.inflight import InFlight
 from tests.doubles.references import references
 
 HERE, THERE = Identity(host="10.0.0.1"), Identity(host="10.0.0.2")
@@ -142,7 +142,7 @@ def test_the_number_of_counted_peers_is_bounded() -> None:
 
 def test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused() -> None:
     most = PeerLimits().subscriptions
-    subscriptions = Subscriptions(Budget(), most)
+    subscriptions = Subscriptions(InFlight(), most)
     for _ in range(most):
         subscriptions.take("10.0.0.1")
     with pytest.raises(TooManySubscriptions) as refusal:
@@ -155,11 +155,11 @@ def test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused(
 
 
 def test_subscriptions_of_one_address_use_less_than_a_tenth_of_the_budget() -> None:
-    assert PeerLimits().subscriptions * SUBSCRIPTION < Budget().limit / 10
+    assert PeerLimits().subscriptions * SUBSCRIPTION < InFlight().limit / 10
 
 
 def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_of_it() -> None:
-    budget = Budget(limit=10 * SUBSCRIPTION)
+    budget = InFlight(limit=10 * SUBSCRIPTION)
     subscriptions = Subscriptions(budget, 1_000)
     before = references(subscriptions)
     for n in range(5):
@@ -174,7 +174,7 @@ def test_subscriptions_are_charged_to_the_budget_and_never_take_more_than_half_o
 
 
 def test_address_with_subscriptions_keeps_its_count_when_the_budget_refuses_another() -> None:
-    subscriptions = Subscriptions(Budget(limit=4 * SUBSCRIPTION), 3)
+    subscriptions = Subscriptions(InFlight(limit=4 * SUBSCRIPTION), 3)
     for _ in range(2):
         subscriptions.take("10.0.0.1")
     with pytest.raises(TooManySubscriptions, match="no room for another"):

@@ -12,13 +12,13 @@ from twisted.internet.task import Clock
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, InvalidName, PayloadTooLarge, PublishError, StreamFull, TooManyStreams
 from fyrehose.interfaces import IBroker, IJournalObserver, ISink, ISubscription
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.net.inflight import InFlight
 from fyrehose.observe.counters import Counters
 from fyrehose.records import LAST_SEQ, Run
 from fyrehose.testing import MemoryJournal, RecordingSink
@@ -76,7 +76,7 @@ def test_broker_provides_its_interface(broker: Broker) -> None:
     assert verifyObject(IBroker, broker)
     assert verifyObject(IJournalObserver, broker)
     assert isinstance(broker.counters, Counters)
-    assert isinstance(broker.budget, Budget)
+    assert isinstance(broker.budget, InFlight)
 
 
 def test_parts_of_the_broker_provide_their_interfaces(broker: Broker) -> None:

@@ -179,8 +179,7 @@ def test_peers_that_never_read_use_little_memory(world: World, size: int, count:
     for _ in range(1_000):
         world.clock.advance(0)
     assert all(peer.held for peer in peers), "a peer has received nothing"
-    lent = world.broker.budget.lending.lent
-    assert sum(peer.held for peer in peers) + lent <= MOST
+    assert sum(peer.held for peer in peers) + world.broker.budget.unread.used <= MOST
     assert max(peer.largest for peer in peers) <= PIECE
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.broker.budget import Account, Budget
 from fyrehose.net.incoming import Reading
+from fyrehose.net.inflight import Account, InFlight
 from fyrehose.server.config import ServerSettings
 
 DEFAULTS = ServerSettings()
 
 
-def account(budget: Budget) -> Account:
+def account(budget: InFlight) -> Account:
     """Return the memory account of a connection from an address of its own."""
     return budget.account(Reading(lambda: None, lambda: None))
 
 
-def budget() -> Budget:
-    return Budget(limit=DEFAULTS.memory, each=DEFAULTS.memory_per_connection)
+def budget() -> InFlight:
+    return InFlight(limit=DEFAULTS.memory, each=DEFAULTS.memory_per_connection)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
@@ -29,18 +29,19 @@ def test_a_connection_may_have_publishes_in_flight_up_to_the_limit(more: int) ->
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections(more: int) -> None:
-    """An address may use twice the remaining memory, so the last one stops at two thirds of the rest."""
+    """A network may use twice what it leaves free, so the last one stops at two thirds of the rest."""
     shared = budget()
-    others = [account(shared) for _ in range(shared.pool // DEFAULTS.memory_per_connection - 1)]
+    others = [account(shared) for _ in range(shared.room // DEFAULTS.memory_per_connection - 1)]
     for other in others:
         other.hold(DEFAULTS.memory_per_connection)
-    assert shared.pool - shared.charged == DEFAULTS.memory_per_connection
+    assert shared.room - shared.used == DEFAULTS.memory_per_connection
     last = account(shared)
     fits = DEFAULTS.memory_per_connection * 2 // 3
-    last.hold(fits + more)
-    assert last.paused is (more > 0)
-    for other in others:
-        other.release(DEFAULTS.memory_per_connection)
+    last.hold(fits)
+    last.hold(more + 1)
+    assert last.paused is (more >= 0)
+    last.release(more + 1)
+    last.release(fits)
     assert not last.paused
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from fyrehose.broker.budget import Budget
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.incoming import CERTAINTY, RETRY, SLOW_FRAME_S, SLOWEST, FrameWatch, Reading
+from fyrehose.net.inflight import InFlight
 
 #: The size that incomplete frames announce; what is in memory of them takes no room in these tests.
 FRAME = 200
@@ -21,7 +21,7 @@ class World:
         self.ended: list[str] = []
         self.watch = FrameWatch(self.clock, timeout, self.end, self.end)
         self.reading = Reading(self.watch.pause, self.watch.resume)
-        self.watch.account = Budget(limit=512).account(self.reading, "a", self.watch)
+        self.watch.account = InFlight(limit=512).account(self.reading, "a", self.watch)
 
     def end(self, error: RemoteProtocolError) -> None:
         self.ended.append(error.cause)
@@ -136,7 +136,7 @@ def test_a_frame_that_waits_for_memory_retries_regularly(monkeypatch: pytest.Mon
     account = world.watch.account
     assert account is not None
     looks: list[float] = []
-    monkeypatch.setattr(type(account), "retry", lambda self: looks.append(world.clock.seconds()))
+    monkeypatch.setattr(type(account), "retry", lambda self, now: looks.append(now))
     other = account.budget.account(Reading(lambda: None, lambda: None), "a", world.watch)
     other.expect(200, 100)
     account.expect(200, 100)

@@ -11,7 +11,6 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.lending import within
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
@@ -102,24 +101,24 @@ def test_a_subscription_continues_after_its_large_record(world: World) -> None:
 
 
 def test_peers_share_the_memory_for_large_records_and_each_gets_its_record(world: World) -> None:
-    world.broker.budget.lending.shares = within(len(RECORD))
+    world.broker.budget.unread.capacity = len(RECORD)
     others = [world.connect(number) for number in range(2, 12)]
     world.send()
     for protocol, _ in others:
         protocol.send_record(LargeRecord("s", 1, cut, None))
     for _ in range(6):
-        assert world.broker.budget.lending.lent <= len(RECORD)
+        assert world.broker.budget.unread.used <= len(RECORD)
         world.read(1)
         for protocol, _ in others:
             protocol.resumeProducing()
     for _, transport in [(world.protocol, world.transport), *others]:
         assert b"".join(transport.written) == b"<" + RECORD + b">"
-    assert not world.broker.budget.lending.lent
+    assert not world.broker.budget.unread.used
 
 
 def test_a_large_record_is_charged_while_it_waits_for_its_first_turn(world: World) -> None:
     size = len(RECORD)
-    world.broker.budget.lending.shares = within(2 * size)
+    world.broker.budget.unread.capacity = 2 * size
     run = world.broker.read("s", 1, 1)[0]
     protocols = [world.connect(number)[0] for number in range(2, 12)]
     for number, protocol in enumerate(protocols):
@@ -127,14 +126,14 @@ def test_a_large_record_is_charged_while_it_waits_for_its_first_turn(world: Worl
             protocol.pauseProducing()
         protocol.send_record(LargeRecord("s", 1, cut, run))
     held = [protocol.outgoing.record.run for protocol in protocols if protocol.outgoing.record is not None]
-    assert (len(held), sum(one is not None for one in held), world.broker.budget.lending.lent) == (10, 1, size)
+    assert (len(held), sum(one is not None for one in held), world.broker.budget.unread.used) == (10, 1, size)
 
 
 def test_a_large_record_that_is_deleted_while_it_is_sent_ends_the_connection(world: World) -> None:
     world.send()
     world.clock.advance(0)
-    world.broker.budget.lending.release(world.protocol.outgoing)
-    world.protocol.outgoing.reclaim()
+    world.broker.budget.unread.discard(world.protocol.outgoing)
+    world.protocol.outgoing.displace()
     world.broker.publish([Run.of("s", [b"next"], source="test")])
     world.journal.forget("s", 2)
     world.read(2)
@@ -171,7 +170,7 @@ def test_a_peer_that_sends_requests_within_a_record_and_reads_no_answer_is_dropp
 def test_a_lost_connection_releases_the_memory_of_its_large_record(world: World) -> None:
     world.send()
     world.clock.advance(0)
-    assert world.broker.budget.lending.lent == len(RECORD)
+    assert world.broker.budget.unread.used == len(RECORD)
     world.protocol.connectionLost()
-    assert not world.broker.budget.lending.lent
+    assert not world.broker.budget.unread.used
     world.clock.advance(0)

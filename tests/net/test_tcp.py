@@ -22,7 +22,6 @@ from zope.interface import alsoProvides, implementer
 from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Broken, RemoteProtocolError
@@ -32,6 +31,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
 from fyrehose.net.incoming import Reading
+from fyrehose.net.inflight import InFlight
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
@@ -148,9 +148,9 @@ class Server:
         return self.broker.counters.counts["toy", what]
 
 
-def make(auto: bool = True, budget: Budget | None = None, **settings: Any) -> Server:
+def make(auto: bool = True, budget: InFlight | None = None, **settings: Any) -> Server:
     journal, clock = MemoryJournal(auto=auto), Clock()
-    broker = Broker(clock, journal, Sequencer(), budget=budget or Budget())
+    broker = Broker(clock, journal, Sequencer(), budget=budget or InFlight())
     broker.open()
     chosen = TCPSettings(**{"refusal_delay": 0.0, **settings})
     return Server(journal, broker, clock, ToyFactory(broker, chosen, clock))
@@ -283,7 +283,7 @@ class TestLimits:
         assert server.count("frame-timeout") == 1
 
     def test_the_deadline_of_a_frame_stops_while_reading_is_paused(self) -> None:
-        server = make(budget=Budget(limit=1000), timeout=30.0)
+        server = make(budget=InFlight(limit=1000), timeout=30.0)
         large = server.broker.budget.account(Reading(lambda: None, lambda: None))
         large.expect(250, 200)
         waiting, transport = server.connect()
@@ -364,7 +364,7 @@ class TestSlowReaders:
 
 class TestBudget:
     def test_a_publisher_above_its_limit_is_paused(self) -> None:
-        server = make(auto=False, budget=Budget(each=1000))
+        server = make(auto=False, budget=InFlight(each=1000))
         protocol, transport = server.connect()
         protocol.dataReceived(b"x" * 1000 + b"\n")
         assert transport.producerState == "paused"
@@ -383,7 +383,7 @@ class TestBudget:
         assert server.broker.budget.used == 0
 
     def test_a_slow_frame_with_a_grant_gives_way_to_a_waiting_frame(self) -> None:
-        server = make(budget=Budget(limit=1 << 20))
+        server = make(budget=InFlight(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"#250000\n" + bytes(10_000))
         server.clock.advance(6)
@@ -399,7 +399,7 @@ class TestBudget:
         assert transport.value() == b"ok 200000 bytes\n"
 
     def test_a_frame_that_becomes_slow_gives_way_to_a_waiting_frame(self) -> None:
-        server = make(budget=Budget(limit=1 << 20))
+        server = make(budget=InFlight(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"#250000\n" + bytes(10_000))
         waiting, transport = server.connect(port=5001)
@@ -411,7 +411,7 @@ class TestBudget:
         assert slow_transport.aborted
 
     def test_publishes_before_a_dropped_slow_frame_are_acknowledged(self) -> None:
-        server = make(auto=False, budget=Budget(limit=1 << 20))
+        server = make(auto=False, budget=InFlight(limit=1 << 20))
         slow, slow_transport = server.connect()
         slow.dataReceived(b"before\n#250000\n" + bytes(10_000))
         server.clock.advance(6)
@@ -520,12 +520,12 @@ class TestClosing:
 
 
 def test_reading_resumes_when_no_pause_is_left() -> None:
-    server = make(budget=Budget(each=4))
+    server = make(budget=InFlight(each=4))
     protocol, transport = server.connect()
     protocol.reading.pause_for("test")
     protocol.dataReceived(b"more than its share\n")
     assert transport.producerState == "paused"
-    server = make(auto=False, budget=Budget(each=4))
+    server = make(auto=False, budget=InFlight(each=4))
     protocol, transport = server.connect()
     protocol.dataReceived(b"more than its share\n")
     protocol.reading.pause_for("test")

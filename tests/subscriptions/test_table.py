@@ -11,11 +11,11 @@ from twisted.logger import formatEvent
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import NoRoomForSubscription, ReadOnly, SubscriptionConflict, SubscriptionGone
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
+from fyrehose.net.inflight import InFlight
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.subscriptions.progress import STREAM, ShareOptions
@@ -174,7 +174,7 @@ def test_a_refused_first_lease_fails_and_the_next_one_succeeds() -> None:
 
 
 def test_memory_of_a_subscription_is_charged_and_released() -> None:
-    world = World(budget=Budget(limit=1 << 20))
+    world = World(budget=InFlight(limit=1 << 20))
     shared = world.create(window=1_000)
     assert world.broker.budget.kept == 1_000 * ENTRY_BYTES
     assert isinstance(

@@ -81,7 +81,7 @@ class SharedRepetitions:
         found = _SHARED.get((id(broker), most, age))
         if found is None:
             forgot = partial(broker.counters.add, PROTOCOL, "resent-forgotten")
-            table = Repetitions(broker.read, clock.seconds, most, age, _charging(broker), forgot)
+            table = Repetitions(broker.read, clock.seconds, most, age, broker.budget.charge, forgot)
             found = _SHARED[id(broker), most, age] = cls(broker, table, limits or SearchLimits())
         return found
 
@@ -161,16 +161,6 @@ class SharedRepetitions:
 
 #: The objects that listeners share, by the broker's id and their limits; kept while a listener uses them.
 _SHARED: WeakValueDictionary[tuple[int, int, float], SharedRepetitions] = WeakValueDictionary()
-
-
-def _charging(broker: IBroker) -> Callable[[int], None]:
-    def charge(size: int) -> None:
-        if size > 0:
-            broker.budget.set_aside(size)
-        else:
-            broker.budget.put_back(-size)
-
-    return charge
 
 
 def _network(run: Run) -> str:

@@ -23,7 +23,7 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import Budget
+from fyrehose.net.inflight import InFlight
 
 if TYPE_CHECKING:
     from fyrehose.protocols.lumberjack.server import LumberjackProtocol
@@ -61,7 +61,7 @@ class WriterTurns:
     """
 
     clock: IReactorTime
-    budget: Budget
+    budget: InFlight
     in_flight: int = attrs.field(default=0, init=False)
     held: bool = attrs.field(default=False, init=False)
     _waiting: OrderedDict[LumberjackProtocol, None] = attrs.field(factory=OrderedDict, init=False)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from twisted.logger import formatEvent
 
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.guard import PeerRights
 from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.net.inflight import InFlight
 from fyrehose.options import networks
 from fyrehose.protocols.backbone import server
 from fyrehose.protocols.backbone.frames import (
@@ -343,7 +343,7 @@ def test_pushes_are_refused_after_the_last_possible_sequence(make_world: Make) -
 
 
 def test_journal_behind_drops_only_pushes(make_world: Make) -> None:
-    world = make_world(auto=False, broker={"budget": Budget(each=100_000)})
+    world = make_world(auto=False, broker={"budget": InFlight(each=100_000)})
     for _ in range(20):
         world.send(Push(data=bytes(20_000)))
     dropped = world.count("journal-behind")

@@ -10,8 +10,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.net.inflight import InFlight
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import ClientSide, MemoryJournal
@@ -37,7 +37,7 @@ class Answer:
 class World:
     def __init__(self, auto: bool = True, memory: int = 512 << 20) -> None:
         self.journal, self.clock = MemoryJournal(auto=auto), Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer(), budget=Budget(limit=memory))
+        self.broker = Broker(self.clock, self.journal, Sequencer(), budget=InFlight(limit=memory))
         self.broker.open()
         self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
 

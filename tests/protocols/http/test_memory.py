@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.broker.budget import Budget
+from fyrehose.net.inflight import InFlight
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,7 +28,7 @@ World = import_module("test_consuming").World
     ],
 )
 def test_with_full_memory_every_refusal_says_try_again(request_line: str, status: int) -> None:
-    world: Any = World(budget=Budget(limit=1 << 20))
+    world: Any = World(budget=InFlight(limit=1 << 20))
     assert world.ask("GET /streams/s?subscription=old&limit=0")[0] == 200
     room = world.broker.budget.limit // 2 - world.broker.budget.kept
     assert world.broker.budget.keep(room), "as the subscriptions of others do"

@@ -10,10 +10,10 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
+from fyrehose.net.inflight import InFlight
 from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
@@ -155,10 +155,10 @@ class Server:
 
     @classmethod
     def make(
-        cls, auto: bool = True, budget: Budget | None = None, rules: StreamRules = UNLIMITED, **settings: Any
+        cls, auto: bool = True, budget: InFlight | None = None, rules: StreamRules = UNLIMITED, **settings: Any
     ) -> Server:
         journal, clock = MemoryJournal(auto=auto), Clock()
-        broker = Broker(clock, journal, Sequencer(), budget=budget or Budget(), rules=rules)
+        broker = Broker(clock, journal, Sequencer(), budget=budget or InFlight(), rules=rules)
         broker.open()
         return cls(
             journal,

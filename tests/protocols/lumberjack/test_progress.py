@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fyrehose.broker.budget import READ
+from fyrehose.net.sockets import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackLimits, LumberjackServerSession
 

@@ -661,30 +661,30 @@ def test_repetitions_are_stored_by_default(server: Any) -> None:
 
 def test_memory_of_the_index_is_a_part_of_the_budget(dropping: Any) -> None:
     made = dropping(resent_events=3)
-    before = made.broker.budget.aside
+    before = made.broker.budget.used
     peer = made.connect()
     for n in range(9):
         peer.send(frames(event(n)))
     peer.lose()
     made.connect().send(frames(event(99)))
-    assert made.broker.budget.aside - before == 3 * resent.ENTRY
+    assert made.broker.budget.used - before == 3 * resent.ENTRY
     assert made.count("resent-forgotten") == 6
 
 
 def test_listener_that_is_closed_gives_its_memory_back_with_its_last_connection(dropping: Any) -> None:
     made = dropping()
-    before = made.broker.budget.aside
+    before = made.broker.budget.used
     first, other = made.connect(), made.connect()
     first.send(frames(event(1), event(2)))
     other.send(frames(event(3)))
     first.lose()
     other.send(frames(event(1), event(4)))
-    assert made.broker.budget.aside > before
+    assert made.broker.budget.used > before
     made.factory.doStop()
     other.send(frames(event(2), event(5)))
     assert made.payloads == [event(n) for n in range(1, 6)]
     other.lose()
-    assert made.broker.budget.aside == before
+    assert made.broker.budget.used == before
 
 
 @pytest.mark.parametrize(("seconds", "copies"), [(599, 1), (600, 2)])

@@ -16,12 +16,12 @@ from zope.interface import alsoProvides
 from zope.interface.verify import verifyObject
 
 from fyrehose import kernels
-from fyrehose.broker.budget import Budget
 from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS
+from fyrehose.net.inflight import InFlight
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
@@ -408,7 +408,7 @@ def test_closed_connection_is_aborted_if_the_peer_keeps_it_open(server: Make) ->
 
 def test_huge_window_is_paused_by_data_that_is_not_durable(server: Make) -> None:
     """W = 2^32-1 allocates nothing; data that is not durable is bounded, and pauses reading."""
-    made = server(auto=False, budget=Budget(each=1 << 20))
+    made = server(auto=False, budget=InFlight(each=1 << 20))
     peer = made.connect()
     peer.send(announce(0xFFFFFFFF))
     sent = 0
@@ -434,7 +434,7 @@ def test_reading_is_paused_while_the_session_has_work(server: Make, window: Make
 
 
 def test_large_compressed_frame_waits_for_the_journal(server: Make, window: Make) -> None:
-    made = server(auto=False, budget=Budget(each=64 << 10))
+    made = server(auto=False, budget=InFlight(each=64 << 10))
     peer = made.connect()
     peer.send(window(20_000, compressed=True))
     made.settle()
@@ -482,7 +482,7 @@ def test_small_compressed_window_waits_behind_connections_that_wait_for_a_turn(s
 
 
 def test_small_compressed_window_waits_for_memory(server: Make, window: Make) -> None:
-    made = server(budget=Budget(limit=64 << 20))
+    made = server(budget=InFlight(limit=64 << 20))
     peer, other = made.connect(), made.connect(port=5001)
     other.protocol.account.hold(63 << 20)
     made.factory.turns.in_flight += 1  # so that waiting releases memory
@@ -497,7 +497,7 @@ def test_small_compressed_window_waits_for_memory(server: Make, window: Make) ->
 
 
 def test_work_waits_while_too_much_data_is_in_flight(server: Make, window: Make) -> None:
-    made = server(auto=False, budget=Budget(each=1_000))
+    made = server(auto=False, budget=InFlight(each=1_000))
     peer = made.connect()
     peer.send(window(100) + window(2, compressed=True))
     made.settle()
@@ -524,7 +524,7 @@ def test_hundreds_of_writers_stay_within_the_budget(
     kept alive.  ``make test`` has 150 writers, ``make torture`` 500, with as much budget for each, but at least 3 MiB:
     with less, hardly more than one frame at a time fits into the part of the budget that is for large ones."""
     count = ladder(150, 500)
-    budget = Budget(limit=(24 << 20) * count // 500 if kernels.NATIVE else 3 << 20)
+    budget = InFlight(limit=(24 << 20) * count // 500 if kernels.NATIVE else 3 << 20)
     made = server(auto=False, budget=budget, max_per_host=1000)
     data = window(HERD, version=version, compressed=True, topic="herd")
     writers = [made.connect(port=1000 + n) for n in range(count)]

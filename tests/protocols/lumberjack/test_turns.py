@@ -9,8 +9,8 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.broker.budget import Budget
 from fyrehose.net.incoming import Reading
+from fyrehose.net.inflight import InFlight
 from fyrehose.protocols.lumberjack.turns import MAX_IN_FLIGHT, POOL, TURNS_PER_ITERATION, Outcome, WriterTurns
 
 
@@ -43,7 +43,7 @@ class Table:
     """WriterTurns with a clock, and a log of the workers that took a turn."""
 
     def __init__(self, limit: int = 1 << 40) -> None:
-        self.clock, self.budget, self.log = Clock(), Budget(limit=limit), list[str]()
+        self.clock, self.budget, self.log = Clock(), InFlight(limit=limit), list[str]()
         self.turns = WriterTurns(self.clock, self.budget)
 
     def worker(self, name: str, *plan: tuple[int, Outcome]) -> PlannedWorker:

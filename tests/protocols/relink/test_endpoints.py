@@ -359,7 +359,7 @@ def test_subscribers_that_never_read_take_little_memory(make_server: Any, size: 
         server.clock.advance(0)
     assert len(written) == len(peers)
     assert max(written) <= PIECE
-    assert sum(written) + server.broker.budget.lending.lent <= 64 << 20
+    assert sum(written) + server.broker.budget.unread.used <= 64 << 20
     assert all(cursor.paused and cursor.closes_in is not None for cursor in server.broker.fanout.cursors)
 
 

@@ -316,7 +316,7 @@ MUTANTS = (
     Mutant(
         "who waits is forgotten",
         _FANOUT,
-        "found += waiting or ()",
+        "self.turns.add(cursor, cursor.network)",
         "pass",
         "tests/broker/test_fanout.py",
     ),
