@@ -147,6 +147,7 @@ class IJournal(Interface):
         "state that outlives a connection is kept."
     )
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
+    window = Attribute("How many bytes submitted publishes may have so that a further one is durable soon.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         """Recover the journal, and open it for appends.

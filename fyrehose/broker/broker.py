@@ -138,6 +138,7 @@ class Broker(Peer):
 
     def __attrs_post_init__(self) -> None:
         self.broker = self
+        self.budget.window = lambda: self.journal.window
         super().__attrs_post_init__()
         self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
@@ -324,6 +325,7 @@ class Broker(Peer):
         else:
             self._restore(ends)
             self.largest = {stream: largest for stream, largest in self.largest.items() if stream in ends}
+        self.budget.proceed()  # the journal accepts or refuses now what has waited for it
         self.watch(state, reason)
         for leading in waiting:
             leading.callback(None)

@@ -36,8 +36,11 @@ log = Logger()
 T = TypeVar("T")
 
 _HEADER = fmt.BATCH_HEADER.size
-#: Upper bound of a commit, in bytes, so that each sync is short; a single publish may be larger.
+#: Bounds of the upper bound of a commit, in bytes; a single publish may be larger.
 COMMIT = 16 << 20
+LEAST_COMMIT = 1 << 20
+#: How long a commit should take, in seconds, not counting what the smallest takes.
+COMMIT_S = 25e-3
 #: Commits larger than this, in bytes, are not scheduled ahead, because they take much longer than the reactor's delay.
 AHEAD = 256 << 10
 #: Commits larger than this, in bytes, run in the writer thread, so that the reactor can receive publishes meanwhile.
@@ -75,6 +78,25 @@ class Commit:
 
 
 @attrs.define(eq=False)
+class CommitSize:
+    """The measured size up to which a commit takes COMMIT_S longer than a small one.
+
+    :ivar most: that size in bytes, between LEAST_COMMIT and COMMIT
+    """
+
+    most: int = attrs.field(default=COMMIT, init=False)
+    _small: float = attrs.field(default=0.0, init=False)  #: how long commits up to LEAST_COMMIT take on average
+
+    def took(self, size: int, seconds: float) -> None:
+        """Measure a commit of *size* bytes that took *seconds*."""
+        if size <= LEAST_COMMIT:
+            self._small += (seconds - self._small) * WEIGHT
+        if 2 * size >= self.most:
+            wanted = size * COMMIT_S / max(seconds - self._small, COMMIT_S / 16)
+            self.most = min(COMMIT, max(LEAST_COMMIT, (self.most + int(wanted)) // 2))
+
+
+@attrs.define(eq=False)
 class Commits:
     """The commits of one journal, one after another.
 
@@ -90,6 +112,7 @@ class Commits:
     :ivar accepted: how many publishes and retirements were ever submitted
     :ivar size: size of all publishes that wait or are being written, in bytes
     :ivar waiting: the publishes that wait for a commit, the oldest first
+    :ivar largest: how large a commit is at most
     """
 
     writer: Writer
@@ -104,6 +127,7 @@ class Commits:
     accepted: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     waiting: deque[Publish] = attrs.field(factory=deque, init=False)
+    largest: CommitSize = attrs.field(factory=CommitSize, init=False)
     #: Whether commits that are on disk do not count any more, because the journal has failed.
     _broken: bool = attrs.field(default=False, init=False)
     #: Whether a commit is scheduled that has not taken the waiting publishes yet.
@@ -196,7 +220,7 @@ class Commits:
         self._scheduled = False
         items: list[Publish] = []
         size = 0
-        while self.waiting and (not items or size + self.waiting[0].size <= COMMIT):
+        while self.waiting and (not items or size + self.waiting[0].size <= self.largest.most):
             items.append(self.waiting.popleft())
             size += items[-1].size
         began = time.monotonic()
@@ -231,8 +255,11 @@ class Commits:
         self._last = commit.size
         self.size -= commit.size
         assert self._under_way >= 0 <= self.size, f"{self._under_way} commits of {self.size} bytes are under way"
-        if commit.size <= SMALL and isinstance(commit.result, Committed):
-            self.pace.took(commit.ended - commit.began)
+        if isinstance(commit.result, Committed):
+            if commit.size <= SMALL:
+                self.pace.took(commit.ended - commit.began)
+            else:
+                self.largest.took(commit.size, commit.ended - commit.began)
         # As _pass_on does, whose call each commit would pay for.
         (self.synced if isinstance(commit.result, Committed) and not self._broken else self.unwritten)(commit)
 

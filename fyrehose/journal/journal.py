@@ -64,6 +64,8 @@ from fyrehose.records import Publish, Run
 from fyrehose.standing import Standing
 
 log = Logger()
+#: More bytes than can wait: a journal that is not writable refuses publishes at once, so their input need not wait.
+UNLIMITED = 1 << 62
 T = TypeVar("T")
 
 #: How often the free space of the disk and the age of segments are checked, in seconds.
@@ -283,6 +285,11 @@ class FileJournal:
         return failure
 
     # Appending.
+
+    @property
+    def window(self) -> int:
+        """Return how many bytes may be on their way to the disk so that none waits long; see :class:`.IJournal`."""
+        return 2 * self._commits.largest.most if self.state is JournalState.WRITABLE else UNLIMITED
 
     def submit(self, publish: Publish) -> None:
         assert self.state is JournalState.WRITABLE, f"the journal is {self.state.value}; check it before you number"

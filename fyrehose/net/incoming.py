@@ -115,7 +115,7 @@ class WaitingInput:
         """
         owner, waited, self.waits = self._owner, self.waits, True
         if not waited:
-            self._turns.ready(self, self._share)
+            self._proceed()
         if waited or owner.incomplete.size or owner.has_more:
             owner.reading.pause_for("turn")
 
@@ -128,6 +128,8 @@ class WaitingInput:
     def take_turn(self) -> int:
         """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
         owner, size = self._owner, 0
+        if owner.account.park(self._proceed):
+            return 0
         self.waits = False
         if owner.phase is Phase.OPEN and owner.has_more:
             owner.received(owner.session.next_events())
@@ -144,6 +146,10 @@ class WaitingInput:
             if self.ended and owner.phase is Phase.OPEN:
                 owner.take_eof()
         return size
+
+    def _proceed(self) -> None:
+        """Ask for a turn."""
+        self._turns.ready(self, self._share)
 
     def failed(self, failure: Failure) -> None:
         """Log *failure*, by which handling the input has ended, and end the connection."""

@@ -12,6 +12,9 @@ costs nothing.  A connection that may not have more is not read, so that TCP mak
 State that lasts as long as a peer wants, such as subscriptions, is in flight, too, up to half of the limit (``keep``
 and ``forget``), and its owners bound it for each address.
 
+A publish waits for the disk behind all earlier ones, whoever sent them.  So input waits while as much was submitted to
+the journal as it writes in a short time (``window``), except that of networks that have nothing there.
+
 A connection that has nothing in flight is always read, and so is one whose frame has a slot.  Therefore ``used`` is at
 most the limit, and a read of each connection.  And nobody waits for ever: publishes become durable without being read
 further, and then their connection has nothing in flight, or an incomplete frame, which gets a slot in its turn.
@@ -26,6 +29,7 @@ further, and then their connection has nothing in flight, or an incomplete frame
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import attrs
@@ -69,10 +73,11 @@ class LargeAnswer(Protocol):
 
 @attrs.define(eq=False)
 class Share:
-    """What the connections of one network have in flight, in bytes, and how many there are."""
+    """The connections of one network: how many, and the bytes in flight, and of those the ones before the disk."""
 
     network: str
     used: int = attrs.field(default=0, init=False)
+    submitted: int = attrs.field(default=0, init=False)
     accounts: int = attrs.field(default=0, init=False)
 
 
@@ -88,6 +93,8 @@ class InFlight:
     :ivar room: limit of ``used``, but for small connections and slots
     :ivar part: the bytes of a frame that may arrive without a slot
     :ivar small: what a connection may have in flight after its network has used up its share
+    :ivar submitted: publishes that were submitted to the journal, and are not durable
+    :ivar window: returns how many such bytes there may be before input waits
     :ivar slots: the large frames that may arrive
     :ivar unread: what peers leave unread
     """
@@ -97,6 +104,8 @@ class InFlight:
     used: int = attrs.field(default=0, init=False)
     held: int = attrs.field(default=0, init=False)
     kept: int = attrs.field(default=0, init=False)
+    submitted: int = attrs.field(default=0, init=False)
+    window: Callable[[], int] = attrs.field(default=lambda: 1 << 62, init=False)
     room: int = attrs.field(init=False)
     reserve: int = attrs.field(init=False)
     part: int = attrs.field(init=False)
@@ -104,6 +113,7 @@ class InFlight:
     slots: Slots = attrs.field(init=False)
     unread: UnreadMemory = attrs.field(init=False)
     _shares: dict[str, Share] = attrs.field(factory=dict, init=False)
+    _parked: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.room = self.limit * 11 // 16
@@ -146,6 +156,13 @@ class InFlight:
         self.used += size
         if size < 0:
             self.slots.serve()
+
+    def proceed(self) -> None:
+        """Let input continue that waits for the journal, unless it is still behind."""
+        if self.submitted < self.window():
+            parked, self._parked = self._parked, []
+            for proceed in parked:
+                proceed()
 
 
 @attrs.define(eq=False)
@@ -196,6 +213,33 @@ class Account:
             budget.slots.serve()
         if self._closed:
             self._forget_share()
+
+    def submit(self, size: int) -> None:
+        """Charge a publish of *size* bytes that is submitted to the journal, until :meth:`settle`."""
+        self.share.submitted += size
+        self.budget.submitted += size
+        self.hold(size)
+
+    def settle(self, size: int) -> None:
+        """Release a publish of *size* bytes, and let input continue that waits for the journal."""
+        budget = self.budget
+        self.share.submitted -= size
+        budget.submitted -= size
+        self.release(size)
+        if budget._parked:
+            budget.proceed()
+
+    @property
+    def behind(self) -> bool:
+        """Return whether input has to wait for the journal, because it has much to write, and some of this network."""
+        return self.share.submitted > 0 and self.budget.submitted >= self.budget.window()
+
+    def park(self, proceed: Callable[[], object]) -> bool:
+        """Return False if input need not wait for the journal; else call *proceed* when it may continue."""
+        if self._closed or not self.behind:
+            return False
+        self.budget._parked.append(proceed)
+        return True
 
     def expect(self, size: int, arrived: int) -> None:
         """Charge the connection for the incomplete frame that it is receiving; call this after each read.

@@ -64,6 +64,7 @@ class MemoryJournal:
     cluster: Standing = attrs.field(factory=Standing, kw_only=True)
     before_read: Callable[[str, int], object] = attrs.field(default=lambda stream, start: None, kw_only=True)
     epoch: str = attrs.field(default="", kw_only=True)
+    window: int = attrs.field(default=1 << 30, kw_only=True)
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)

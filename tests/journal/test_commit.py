@@ -24,13 +24,16 @@ from fyrehose.journal.commit import (
     AHEAD,
     CALM,
     COMMIT,
+    COMMIT_S,
     FAST,
+    LEAST_COMMIT,
     QUIET,
     SLOW,
     SMALL,
     STALL,
     Commit,
     Commits,
+    CommitSize,
     Far,
     InlineWorker,
     Measured,
@@ -744,3 +747,30 @@ def test_program_that_does_not_stop_its_worker_can_exit() -> None:
     worker = ThreadWorker(lambda *call: None, "forgotten")
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "forgotten"] == [True]
     worker.stop()
+
+
+@pytest.mark.parametrize(("fixed", "rate"), [(0.0005, 100e6), (0.005, 400e6), (0.2, 300e6)])
+def test_commits_become_as_large_as_the_disk_writes_in_a_short_time(fixed: float, rate: float) -> None:
+    size = CommitSize()
+    for _ in range(100):
+        size.took(LEAST_COMMIT // 2, fixed)
+        size.took(size.most, fixed + size.most / rate)
+    assert size.most == pytest.approx(rate * COMMIT_S, rel=0.4)
+
+
+def test_commits_stay_within_their_bounds() -> None:
+    size = CommitSize()
+    size.took(COMMIT, 1e-9)
+    assert size.most == COMMIT
+    for _ in range(20):
+        size.took(COMMIT, 60.0)
+    assert size.most == LEAST_COMMIT
+
+
+def test_large_commits_return_after_the_disk_was_slow() -> None:
+    size = CommitSize()
+    for _ in range(20):
+        size.took(size.most, 60.0)
+    for _ in range(200):
+        size.took(size.most, 0.001 + size.most / 1e9)
+    assert size.most == COMMIT

@@ -177,6 +177,46 @@ def test_the_share_of_a_network_without_connections_is_forgotten() -> None:
     assert left[0][0] > left[0][1], "until it is durable, what was published belongs to the share"
 
 
+# Publishes that were submitted to the journal.
+
+
+def behind(budget: InFlight, window: int, *networks: str) -> list[Peer]:
+    """Return a peer of each network, of which the first has submitted more than the journal writes in a short time."""
+    budget.window = lambda: window
+    found = [Peer(budget, network) for network in networks]
+    found[0].account.submit(window)
+    return found
+
+
+def test_input_waits_for_the_journal_except_that_of_networks_that_have_nothing_there() -> None:
+    one, same, other = behind(InFlight(), MIB, "a", "a", "b")
+    waiting: list[Peer] = []
+    parked = [peer.account.park(lambda peer=peer: waiting.append(peer)) for peer in (one, same, other)]  # type: ignore[misc]
+    assert parked == [True, True, False]
+    one.account.settle(MIB)
+    assert waiting == [one, same]
+
+
+def test_input_waits_until_the_journal_is_less_than_a_window_behind() -> None:
+    one, other = behind(InFlight(), MIB, "a", "b")
+    other.account.submit(MIB)
+    other.account.submit(MIB)
+    waiting: list[str] = []
+    assert one.account.park(lambda: waiting.append("a"))
+    other.account.settle(MIB)
+    assert not waiting
+    other.account.settle(MIB)
+    assert not waiting
+    one.account.settle(MIB)
+    assert waiting == ["a"]
+
+
+def test_closed_account_waits_for_nothing() -> None:
+    [one] = behind(InFlight(), MIB, "a")
+    one.account.close()
+    assert not one.account.park(lambda: None)
+
+
 # Incomplete frames.
 
 

@@ -547,6 +547,41 @@ def test_connection_is_read_while_it_waits_for_a_turn_until_more_data_arrives() 
     assert (transport.value(), transport.producerState) == (b"ok one\nok two\n", "producing")
 
 
+def test_input_of_a_network_waits_while_the_journal_is_behind_with_its_publishes() -> None:
+    server = make(auto=False)
+    server.journal.window = 1000
+    heavy, heavy_transport = server.connect()
+    light, light_transport = server.connect("10.9.9.9")
+    heavy.dataReceived(b"x" * 2000 + b"\n")
+    heavy.dataReceived(b"one\n")
+    heavy.dataReceived(b"two\n")
+    light.dataReceived(b"three\n")
+    server.clock.advance(0)
+    assert heavy_transport.producerState == "paused"
+    server.journal.commit()
+    assert light_transport.value() == b"ok three\n"
+    server.clock.advance(0)
+    server.journal.commit()
+    assert heavy_transport.value().endswith(b"ok one\nok two\n")
+    assert heavy_transport.producerState == "producing"
+
+
+def test_input_that_waits_for_the_journal_is_refused_when_the_disk_is_full() -> None:
+    server = make(auto=False)
+    server.journal.window = 1000
+    heavy, _ = server.connect()
+    other, transport = server.connect(port=5001)
+    heavy.dataReceived(b"x" * 2000 + b"\n")
+    other.dataReceived(b"one\n")
+    server.clock.advance(0)
+    assert server.count("ReadOnly") == 0
+    server.journal.window = 1 << 30
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    server.clock.advance(0)
+    assert server.count("ReadOnly") >= 1
+    assert not transport.value()
+
+
 def test_connection_with_an_incomplete_message_is_not_read_while_it_waits_for_a_turn() -> None:
     server = make(timeout=10.0)
     protocol, transport = server.connect()
