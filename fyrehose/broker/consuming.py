@@ -91,13 +91,21 @@ class Consuming:
             begin: int | Mapping[str, int] = self._begin(stream, after)
             if pattern:
                 matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
-                begin = {each: self._begin(each, after) for each in ends if takes(matching, each)}
+                begin = {
+                    each: self._begin(each, None if after is None else min(after, last))
+                    for each, last in ends.items()
+                    if takes(matching, each)
+                }
             yield self.table.create(name, stream, begin, self.network)
         return self.find(name, stream, pattern)
 
     def _begin(self, stream: str, after: int | None) -> int:
+        """Return the position behind which a new subscription begins in *stream*.
+
+        A number beyond the end is of another journal, and so the subscription begins at the start.
+        """
         oldest, last = self.table.journal.bounds(stream)
-        return int(last if after is None else min(max(after, oldest - 1), last))
+        return int(last if after is None else oldest - 1 if after > last else max(after, oldest - 1))
 
     def attach(
         self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""

@@ -68,6 +68,8 @@ class Sharing:
             pattern = Pattern.of_peer(options.stream)
             ends = self.table.journal.ends()
             streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
+        elif first > self.table.journal.bounds(options.stream)[1] + 1:
+            first = 1  # a number beyond the end is of another journal
         floors = {stream: self._floor(stream, first) for stream in streams}
         shared: SharedSubscription = yield self.table.create(name, attrs.evolve(options, creator=self.network), floors)
         return shared

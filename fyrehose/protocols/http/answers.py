@@ -292,13 +292,13 @@ class LiveAnswer:
         self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
         self._send_event("gap", {"first": first, "last": last}, last)
 
-    def restarted(self, end: int) -> None:
-        """Send an event that the numbers have begun again, so that the records follow from the start of the stream.
+    def restarted(self, end: int, after: int) -> None:
+        """Send an event that the numbers have begun again, so that the records behind *after* follow.
 
         :param end: the last number of the stream
         """
         self.connection.broker.counters.add(PROTOCOL, "restarted")
-        self._send_event("restarted", {"end": end, "epoch": self.form.epoch}, 0)
+        self._send_event("restarted", {"end": end, "epoch": self.form.epoch}, after)
 
     def ended(self, reason: Exception) -> None:
         self._send_ended({"error": str(reason)})

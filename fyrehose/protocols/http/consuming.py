@@ -48,9 +48,13 @@ class Consumption:
         event, broker = self.event, self.connection.broker
         matching = event.pattern is not None
         opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, matching)
-        known = event.epoch in ("", broker.epoch) if isinstance(event, Live) else True
-        if isinstance(event, Live) and event.last_event is not None and known:
-            seen = event.last_event
+        end = broker.bounds(event.stream)[1]
+        if (
+            isinstance(event, Live)
+            and (seen := event.last_event) is not None
+            and seen <= end  # a number beyond the end is of another journal, as one of another epoch is
+            and event.epoch in ("", broker.epoch)
+        ):
 
             def acknowledge(named: Any) -> Deferred[Any]:
                 stored: Deferred[Any] = broker.named.acknowledge(named, seen)

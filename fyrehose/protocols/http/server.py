@@ -348,27 +348,36 @@ class HttpProtocol(WebProtocol):
             self.session.start(200, EVENTS, headers)
             self.session.end()
         else:
-            headers["Fyrehose-Last"] = str(self.broker.bounds(event.stream)[1])
-            answer = LiveAnswer(self)
-            named = event.subscription is not None
-            other = after is not None and not named and event.epoch not in ("", self.broker.epoch)
-            subscription = self.broker.subscribe(event.stream, 0 if other else after, answer)
-            self.session.start(200, EVENTS, headers)
-            if event.request.method == "HEAD":
-                subscription.stopProducing()
-                self.session.end()
-                return
-            restarted = after is not None and (other or subscription.position < after)
-            after = 0 if restarted else subscription.position if after is None else after
-            answer.begin(after, known=not restarted)
-            if restarted:
-                answer.restarted(self.broker.bounds(event.stream)[1])
-            if subscription.position > after:
-                answer.skipped(after + 1, subscription.position)
-            self._streamed = answer
-            answer.start(subscription)
+            self._send_stream(event, after, headers)
         if self._input_ended:
             self.timers.start(0, self._end_follower)
+
+    def _send_stream(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
+        """Start an answer with the events of one stream behind number *after*.
+
+        If the client names a number beyond the end or of another epoch, the answer says that the numbers have begun
+        again, and begins at the start of the stream, or at the position of the named subscription.
+        """
+        end, answer, named = self.broker.bounds(event.stream)[1], LiveAnswer(self), event.subscription is not None
+        asked = event.after if event.last_event is None else event.last_event
+        other = asked is not None and event.epoch not in ("", self.broker.epoch)
+        subscription = self.broker.subscribe(event.stream, 0 if other and not named else after, answer)
+        self.session.start(200, EVENTS, {**headers, "Fyrehose-Last": str(end)})
+        if event.request.method == "HEAD":
+            subscription.stopProducing()
+            self.session.end()
+            return
+        # A server that follows another one may lag behind, so that it subscribes beyond the end.
+        restarted = asked is not None and (other or asked > max(end, subscription.position))
+        if after is None or (restarted and not named):
+            after = 0 if restarted else subscription.position
+        answer.begin(after, known=not restarted)
+        if restarted:
+            answer.restarted(end, after)
+        if subscription.position > after:
+            answer.skipped(after + 1, subscription.position)
+        self._streamed = answer
+        answer.start(subscription)
 
     def on_retire(self, event: Retire) -> None:
         """Retire a stream, and answer when that is durable."""

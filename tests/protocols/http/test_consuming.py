@@ -214,6 +214,36 @@ def test_a_live_answer_begins_behind_the_position_and_is_exclusive() -> None:
     assert world.seqs("&limit=1") == [1]
 
 
+@pytest.mark.parametrize(
+    ("query", "headers", "position"),
+    [
+        ("&from=51", (), 0),
+        ("&from=1", ("Last-Event-ID: 50",), 0),
+        ("&from=4", ("Last-Event-ID: 50",), 3),
+        ("&from=4", ("Last-Event-ID: other:2",), 3),
+    ],
+)
+def test_a_number_of_another_journal_is_told_and_the_position_counts(
+    query: str, headers: tuple[str, ...], position: int
+) -> None:
+    world = World()
+    peer = world.peer()
+    peer.say(f"GET /streams/s/live?subscription=a{query}", None, *headers)
+    said = peer.hear()
+    assert b'event: restarted\nid: %d\ndata: {"end": 10, ' % position in said
+    assert said.count(b"id: ") == 1 + 10 - position
+    assert world.ask("GET /subscriptions/a")[1]["position"] == position
+
+
+@pytest.mark.parametrize(("first", "position"), [(10, 9), (11, 10), (12, 0)])
+def test_a_new_subscription_beyond_the_end_begins_at_the_start(first: int, position: int) -> None:
+    world = World()
+    world.ask(f"GET /streams/s?subscription=polled&from={first}")
+    assert world.ask("GET /subscriptions/polled")[1]["position"] == position
+    status, shown = world.ask("PUT /subscriptions/shared", {"stream": "s", "shared": True, "from": first})
+    assert (status, shown["floor"]) == (200, {"s": position})
+
+
 def test_last_event_id_acknowledges() -> None:
     world = World()
     peer = world.peer()
@@ -222,7 +252,6 @@ def test_last_event_id_acknowledges() -> None:
     assert said.count(b"id: 7\n") == 1
     assert said.count(b"id: 6\n") == 1, "that of the event which begins the answer"
     assert world.ask("GET /subscriptions/a")[1]["position"] == 6
-    assert world.peer().ask("GET /streams/s/live?subscription=b", None, "Last-Event-ID: 11")[0] == 409
 
 
 def test_a_consumer_that_is_displaced_while_it_is_answered_sees_an_incomplete_answer() -> None:
