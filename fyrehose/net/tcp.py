@@ -310,7 +310,8 @@ class SessionProtocol(TwistedProtocol):
         before = incomplete.size
         if before and events:
             self.account.complete()
-        self.handle(events)
+        if events:
+            self.handle(events)
         expected = self.session.expected
         if expected or before:
             incomplete.received(self._got, expected, self.session.buffered, bool(events))

@@ -67,6 +67,8 @@ class PageVerdict:
 
 
 SERVED = PageVerdict()
+#: Headers of which each browser sends one at least; requests without them are served.
+OF_BROWSERS = frozenset({"origin", "sec-fetch-site", "accept-language"})
 #: How the names begin by which all browsers, and few programs, call themselves.
 _BROWSERS = ("Mozilla/", "Opera/")
 

@@ -102,10 +102,11 @@ class RequestReader:
         self._data = self._data[self._at :] + data
         self._at = 0
 
-    def begin(self) -> None:
-        """Begin to read the next request, because the present request is complete."""
+    def begin(self) -> bool:
+        """Begin to read the next request, because the present request is complete; return whether bytes wait."""
         assert self.part is RequestPart.DONE, f"{self.part.value} of a request comes next"
         self.part = RequestPart.HEAD
+        return len(self._data) > self._at
 
     @property
     def unread(self) -> int:

@@ -23,7 +23,7 @@ from fyrehose.errors import Broken, LocalProtocolError
 from fyrehose.jsontext import dumped
 from fyrehose.sessions import ByteSession
 from fyrehose.web.hosts import foreign_host, host_in
-from fyrehose.web.origins import SERVED, Origins, PageVerdict
+from fyrehose.web.origins import OF_BROWSERS, SERVED, Origins, PageVerdict
 from fyrehose.web.requests import Head, MalformedRequest, RequestPart, RequestReader
 
 #: How many bytes behind the current request are kept before reading from the peer pauses.
@@ -150,6 +150,7 @@ class Exchange:
     :ivar body_incomplete: whether the end of that body has not arrived
     :ivar refused: the refusal with which the request is answered; later input is dropped if the body is incomplete
     :ivar last: whether the connection ends with the answer
+    :ivar without_body: whether the body of the answer is left out, because the method of the request is HEAD
     :ivar unsent: how many bytes of the body of the answer are still to be sent; None: its length is not known
     """
 
@@ -160,17 +161,13 @@ class Exchange:
     body_incomplete: bool = False
     refused: RequestRefused | None = None
     last: bool = False
+    without_body: bool = False
     unsent: int | None = None
 
     @property
     def rest_dropped(self) -> bool:
         """Return whether the request was refused before the end of its body, so that later input is not parsed."""
         return self.refused is not None and self.body_incomplete
-
-    @property
-    def without_body(self) -> bool:
-        """Return whether the body of the answer is left out, because the method of the request is HEAD."""
-        return self.head is not None and self.head.method == "HEAD"
 
     @property
     def chunked(self) -> bool:
@@ -231,8 +228,7 @@ class WebSession(ByteSession):
 
     def receive_data(self, data: bytes) -> list[object]:
         """Return events for the heads and parts of bodies that *data* completes."""
-        exchange = self.exchange
-        if self.over or (exchange.refused is not None and exchange.body_incomplete):
+        if self.over or (self.exchange.refused is not None and self.exchange.rest_dropped):
             return []
         self._reader.add(data)
         if self._behind:
@@ -256,9 +252,8 @@ class WebSession(ByteSession):
         if not self.more:
             return []
         if self.between_requests:
-            self._reader.begin()
             self.exchange, self.read_ahead_full = Exchange(), False
-            if not self._reader.unread and not self._eof:
+            if not self._reader.begin() and not self._eof:
                 self._note_state()
                 return []
         events = self._pull()
@@ -287,12 +282,14 @@ class WebSession(ByteSession):
         self._begin(status, content_type, headers, len(body))
         if body and not self.exchange.without_body:
             self.out.append(body)
-        self._complete()
+        self.exchange.answer = AnswerPart.DONE
+        self._note_state()
 
     def respond_without_content(self, headers: Headers | None = None) -> None:
         """Send a complete answer with status 204, which has no body."""
         self._begin(204, "", headers)
-        self._complete()
+        self.exchange.answer = AnswerPart.DONE
+        self._note_state()
 
     def start(self, status: int, content_type: str, headers: Headers | None = None, length: int | None = None) -> None:
         """Send the head of an answer whose body follows by :meth:`send`.
@@ -329,7 +326,8 @@ class WebSession(ByteSession):
             raise LocalProtocolError(f"{exchange.unsent} bytes of the body of an answer were not sent")
         if exchange.chunked and exchange.unsent is None and not exchange.without_body:
             self.out.append(b"0\r\n\r\n")
-        self._complete()
+        exchange.answer = AnswerPart.DONE
+        self._note_state()
 
     def elsewhere(self, server: str) -> Headers:
         """Return the Location header that redirects this request to the URL *server*; no header if that is empty."""
@@ -393,10 +391,6 @@ class WebSession(ByteSession):
         self.out.append(head + b"\r\n")
         exchange.answer = AnswerPart.BODY
 
-    def _complete(self) -> None:
-        self.exchange.answer = AnswerPart.DONE
-        self._note_state()
-
     def _pull(self) -> list[object]:
         """Return the events up to the end of the request or of the received bytes, at most :data:`MOST_EVENTS`."""
         events: list[object] = []
@@ -420,7 +414,7 @@ class WebSession(ByteSession):
                 exchange.body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
                 return [*events, *exchange.body.end()]
-            if self.over or exchange.rest_dropped:
+            if self.over or (exchange.refused is not None and exchange.rest_dropped):
                 return events
         self._stopped = True
         return events
@@ -442,7 +436,7 @@ class WebSession(ByteSession):
         """Return the events of a request; refuse it if its host or its page is foreign, and answer preflights."""
         exchange = self.exchange
         exchange.head, exchange.answer, exchange.last, exchange.body_incomplete = head, AnswerPart.HEAD, head.last, True
-        self.answering = True
+        exchange.without_body, self.answering = head.method == "HEAD", True
         try:
             request = _parse(head)
         except ValueError as error:
@@ -452,7 +446,9 @@ class WebSession(ByteSession):
         if self.hosts is not None and host is not None and host_in(host) not in self.hosts:
             return self.refuse(421, "foreign-host", foreign_host(self.hosts))
         preflight = request.headers.get("access-control-request-method") if head.method == "OPTIONS" else None
-        verdict = exchange.page = self.origins.judge(preflight or head.method, request.headers)
+        if not OF_BROWSERS.isdisjoint(request.headers):
+            exchange.page = self.origins.judge(preflight or head.method, request.headers)
+        verdict = exchange.page
         if verdict.refusal:
             return self.refuse(403, "foreign-origin", verdict.refusal)
         if head.target != EVERYTHING and (preflight is None or not verdict.headers):

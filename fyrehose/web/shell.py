@@ -99,7 +99,7 @@ class WebProtocol(SessionProtocol):
     def proceed(self) -> None:
         """Write pending output; if the answer is complete, process the next request."""
         if not self._receiving and self.writable:
-            self.received(())
+            self.received(self.session.next_events() if self.phase is Phase.OPEN else ())
 
     def drop(self, error: RemoteProtocolError) -> None:
         if self.session.answering and not self.session.streaming:

@@ -4,7 +4,7 @@ import { Fyrehose } from "../../clients/javascript/fyrehose.js";
 
 const [url, count] = [process.argv[2], Number(process.argv[3])];
 const payloads = Array.from({ length: count }, (_, at) => `js ${at}`);
-const client = () => new Fyrehose(url);
+const client = () => new Fyrehose(url, { retries: 20 }); // a busy machine starts a server slowly
 
 async function publish() {
   for (const each of payloads) {

@@ -6,7 +6,7 @@ is said to be JSON is stored as ``application/json`` only if a reader can parse 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from struct import Struct
 
@@ -166,23 +166,23 @@ def split_lengths(data: bytes, largest: int) -> list[bytes]:
     return messages
 
 
-def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> Iterator[tuple[str | None, Column]]:
-    """Yield groups of consecutive *messages* with their content type; None: said to be JSON, but not valid JSON.
+def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> list[tuple[str | None, Column]]:
+    """Return groups of consecutive *messages* with their content type; None: said to be JSON, but not valid JSON.
 
     A message is JSON if it is one JSON text in UTF-8 (RFC 8259) of at most :data:`MOST_PARSED` bytes.
 
     :param content_type: the content type that the publisher states
     """
     if content_type is None or content_type.partition(";")[0].strip().lower() != JSON:
-        yield content_type, column_of(messages)
-    elif max(map(len, messages)) <= MOST_PARSED:
+        return [(content_type, column_of(messages))]
+    found: list[tuple[str | None, Column]] = []
+    if max(map(len, messages)) <= MOST_PARSED:
         column, start = column_of(messages), 0
         for count, _, parses in kernel.split(column.lengths, column.payload, (), 0):
-            yield content_type if parses else None, column.part(start, start + count)
+            found.append((content_type if parses else None, column.part(start, start + count)))
             start += count
     else:
         for large, group in groupby(messages, lambda message: len(message) > MOST_PARSED):
-            if large:
-                yield None, column_of(group)
-            else:
-                yield from by_content_type(content_type, list(group))
+            part = list(group)
+            found += [(None, column_of(part))] if large else by_content_type(content_type, part)
+    return found

@@ -236,7 +236,8 @@ class HttpProtocol(WebProtocol):
             self.session.respond(200, b'{"count": 0}\n')
         elif self._upload is not None:
             self._upload.complete = True
-            self._answer_upload()
+            if not self._upload.pending:
+                self._answer_upload()
 
     def on_body_refused(self, event: BodyRefused) -> None:
         """Refuse a POST because of a part of its body; the answer counts the messages before that part."""

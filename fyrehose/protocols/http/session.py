@@ -241,7 +241,7 @@ class Posting(RequestBody):
             return self._refuse_message()
         except ValueError as error:
             return self.session.refuse(400, "bad-body", str(error))
-        return [*self._parts(messages), PublishEnd()]
+        return [self.part(payloads=messages), PublishEnd()] if messages else (PublishEnd(),)
 
     @property
     def expected(self) -> int:
