@@ -81,6 +81,14 @@ export interface ConsumeOptions extends ReadOptions {
   takeover?: boolean;
 }
 
+export interface FollowOptions extends RequestOptions {
+  from?: number;
+  /** The epoch of `from`, as an answer or `restarted` has it, if the program has kept it. */
+  epoch?: string;
+  /** Whether all tabs of a site that follow the stream have one connection together; in browsers with Web Locks. */
+  shared?: boolean;
+}
+
 export interface FyrehoseOptions {
   /** A token of the access policy, or a function that returns one, for tokens that end. */
   token?: string | (() => string | Promise<string>);
@@ -104,10 +112,7 @@ export class Fyrehose {
   publishMany(stream: string, messages: Iterable<unknown>, options?: PublishOptions): Promise<Published>;
   read(stream: string, options?: ReadOptions): Promise<FyrehoseRecord[]>;
   streams(match?: string, options?: RequestOptions): Promise<StreamInfo[]>;
-  follow(
-    stream: string,
-    options?: { from?: number; epoch?: string; signal?: AbortSignal },
-  ): AsyncGenerator<FyrehoseRecord | Gap | Restarted>;
+  follow(stream: string, options?: FollowOptions): AsyncGenerator<FyrehoseRecord | Gap | Restarted>;
   subscription(name: string, stream: string, options?: { consumer?: string }): Subscription;
   shared(name: string): SharedSubscription;
 }
@@ -151,6 +156,8 @@ export interface SharedInfo {
   in_flight: number;
   waiting: number;
   delayed: number;
+  /** Until when records that may have been leased before a start wait, in microseconds since 1970 UTC; null: none does. */
+  held_until: number | null;
   window_full: boolean;
   oldest_unsettled_seconds: number | null;
   settled_total: number;
@@ -220,7 +227,12 @@ export interface WorkOptions extends RequestOptions {
   /** How many records are handled at the same time; 1 by default. */
   most?: number;
   wait?: number;
+  /** How many lease times a record is extended at most; 10 by default. */
+  longest?: number;
 }
+
+/** Handle a record. The signal fires when the lease is lost: another worker may have the record. */
+export type Handler = (record: LeasedRecord, signal: AbortSignal) => Promise<Result[] | void> | Result[] | void;
 
 /** A worker throws it to make a record a dead letter at once. */
 export class Reject extends Error {}
@@ -235,7 +247,7 @@ export class SharedSubscription {
   rewind(seq: number | "start" | "latest", options?: RequestOptions): Promise<SharedInfo>;
   show(options?: RequestOptions): Promise<SharedInfo>;
   delete(options?: RequestOptions): Promise<void>;
-  work(handle: (record: LeasedRecord) => Promise<Result[] | void> | Result[] | void, options?: WorkOptions): Promise<void>;
+  work(handle: Handler, options?: WorkOptions): Promise<void>;
 }
 
 /** Return the payload of a record as bytes. */

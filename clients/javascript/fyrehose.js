@@ -4,45 +4,19 @@
 //   await server.publish("notes", "hello")
 //   for await (const record of server.follow("notes")) console.log(record.seq, record.payload)
 
-/** A request that the server refused, or that failed too often. */
-export class FyrehoseError extends Error {
-  /**
-   * @param {string} message
-   * @param {number} status the HTTP status; 0: there was no answer
-   * @param {boolean} retriable whether the same request may succeed later
-   */
-  constructor(message, status, retriable) {
-    super(message);
-    this.name = "FyrehoseError";
-    this.status = status;
-    this.retriable = retriable;
-  }
-}
+import { Caller, FyrehoseError, LINES, isTransient, sleep, together } from "./live.js";
 
-/** The first pause before a repetition, and the longest, also if an answer asks for a longer one. */
-const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 30_000;
-/** Statuses after which the same request may succeed later; 502 and 504 only a proxy sends. */
-const TEMPORARY = [408, 429, 502, 503, 504];
-const JSON_TYPE = "application/json", LINES = "application/x-ndjson", EVENTS = "text/event-stream";
-const CUT = Symbol("an answer that ended early");
-/** The server sends a comment every 15 s; a connection that is silent for this long is lost. */
-const SILENCE_MS = 45_000;
+export { FyrehoseError };
 
-export class Fyrehose {
-  /** Whether the server itself, and not a proxy, has answered before: if not, the URL may be another program's. */
-  #met = false;
+/** How many lease times a record is extended by default, at most, so that a handler that hangs does not keep it for ever. */
+const LONGEST = 10;
+/** How often loops without an end send a request again. */
+const ENDLESS = { retries: Infinity };
+/** Refusals after which the lease is still the worker's. */
+const KEPT = ["being-settled", "not-leading"];
 
-  /**
-   * @param {string} url of the HTTP listener
-   * @param {{token?: string | (() => string | Promise<string>), retries?: number, fetch?: typeof fetch}} options
-   */
-  constructor(url, options = {}) {
-    this.url = String(url).replace(/\/+$/, "");
-    this.token = options.token;
-    this.retries = options.retries ?? 8;
-    this.fetch = options.fetch ?? ((...args) => globalThis.fetch(...args));
-  }
-
+/** A server; its constructor is that of `Caller`. */
+export class Fyrehose extends Caller {
   /** Publish one message: text, bytes, or a value that becomes JSON. It is stored once, however often it is sent. */
   async publish(stream, message, options = {}) {
     const raw = typeof message === "string" || message instanceof Uint8Array || message instanceof ArrayBuffer;
@@ -62,7 +36,7 @@ export class Fyrehose {
 
   /** Read records from number `from` on, at most `limit`; or behind the position of a named subscription. */
   async read(stream, options = {}) {
-    return (await this.#read(stream, options)).records;
+    return (await this.reading(stream, options)).records;
   }
 
   /** List the streams whose names match a pattern; all pages of them. */
@@ -70,7 +44,7 @@ export class Fyrehose {
     const found = [];
     for (let page = 0; ; page += 1) {
       const path = `/streams?${new URLSearchParams({ match, page: String(page) })}`;
-      const { streams, matching } = (await this.#retried("GET", path, options)).body;
+      const { streams, matching } = (await this.retried("GET", path, options)).body;
       found.push(...streams);
       if (!streams.length || found.length >= matching) return found;
     }
@@ -80,44 +54,70 @@ export class Fyrehose {
    * Follow a stream: yield each record as it becomes durable, and `{gap: [first, last]}` for records that are lost.
    * It connects again behind the last record. Without `from` it begins with the next record. If the server has another
    * journal, such as a restored backup, it yields `{restarted: end, epoch}`, and then the stream from its start; `end` is
-   * the last number there. `epoch` in the options is that of `from`, if the program has kept it.
+   * the last number there. `epoch` in the options is that of `from`, if the program has kept it. With `shared`, all tabs
+   * of a site that follow the stream have one connection together, where the browser has locks.
    */
-  async *follow(stream, options = {}) {
-    let { from: next, epoch = "" } = options, failures = 0;
-    for (;;) {
-      let retryAfter;
-      try {
-        const query = next === undefined ? "" : `?from=${next}${epoch && `&epoch=${encodeURIComponent(epoch)}`}`;
-        const path = `/streams/${encodeURIComponent(stream)}/live${query}`;
-        const answer = await this.#ask("GET", path, { signal: options.signal, type: EVENTS });
-        // Where the first answer begins, so that nothing is missed if it ends before the first record.
-        next ??= Number(answer.headers.get("Fyrehose-Last")) + 1;
-        epoch ||= answer.headers.get("Fyrehose-Epoch") ?? ""; // an event `restarted` changes it
-        failures = 0;
-        for await (const event of events(answer.body, options.signal)) {
-          if (event.type === "gap") {
-            const { first, last } = JSON.parse(event.data);
-            next = last + 1;
-            yield { gap: [first, last] };
-          } else if (event.type === "restarted") {
-            const { end, epoch: other } = JSON.parse(event.data);
-            [next, epoch] = [1, other];
-            yield { restarted: end, epoch };
-          } else if (event.type === "ended") {
-            const { error, retry } = JSON.parse(event.data);
-            if (!retry) throw new FyrehoseError(error, 0, false);
-          } else if (event.type === "message") {
-            const record = JSON.parse(event.data);
-            next = record.seq + 1;
-            yield record;
-          }
-        }
-      } catch (error) {
-        if (!isTransient(error, options.signal)) throw error;
-        retryAfter = error.retryAfter;
+  async *follow(stream, { from, epoch = "", signal, shared = false } = {}) {
+    const own = { next: from, epoch };
+    if (!shared) {
+      for await (const item of this.#items(stream, own, signal)) if (item.next === undefined) yield item;
+      return;
+    }
+    let connection; // where the connection is, if it is this tab's
+    const source = (inner) => this.#items(stream, (connection ??= { ...own }), inner);
+    for await (const item of together(`${this.url} ${stream}`, source, signal)) {
+      if (item.restarted !== undefined || (own.epoch && item.epoch && item.epoch !== own.epoch)) {
+        yield { restarted: item.restarted ?? item.next - 1, epoch: item.epoch };
+        own.next = 1;
       }
-      failures += 1; // An answer may end properly when a proxy loses the server.
-      await pause(failures, retryAfter, options.signal);
+      own.epoch = item.epoch ?? own.epoch;
+      if (item.restarted !== undefined) continue;
+      const [first, next] = item.gap ? [item.gap[0], item.gap[1] + 1] : [item.seq ?? item.next, item.next ?? item.seq + 1];
+      own.next ??= first;
+      if (own.next < first) yield* this.#between(stream, own, first, signal);
+      if (own.next >= next) continue; // this tab has it
+      yield item.gap ? { gap: [own.next, item.gap[1]] } : item;
+      own.next = next;
+    }
+  }
+
+  /** Yield what follows `at.next`, which moves with it, and at the begin of each answer `{next, epoch}`. */
+  async *#items(stream, at, signal) {
+    const path = () => {
+      const query = at.next === undefined ? "" : `?from=${at.next}${at.epoch && `&epoch=${encodeURIComponent(at.epoch)}`}`;
+      return `/streams/${encodeURIComponent(stream)}/live${query}`;
+    };
+    for await (const { type, data } of this.live(path, signal)) {
+      if (type === "opened") {
+        // Where the first answer begins, so that nothing is missed if it ends before the first record.
+        at.next ??= Number(data["fyrehose-last"]) + 1;
+        at.epoch ||= data["fyrehose-epoch"] ?? ""; // an event `restarted` changes it
+        yield { ...at };
+      } else if (type === "gap") {
+        at.next = data.last + 1;
+        yield { gap: [data.first, data.last] };
+      } else if (type === "restarted") {
+        [at.next, at.epoch] = [1, data.epoch];
+        yield { restarted: data.end, epoch: data.epoch };
+      } else if (type === "message") {
+        at.next = data.seq + 1;
+        yield data;
+      }
+    }
+  }
+
+  /** Yield the records from `at.next`, which moves with them, up to number `end`, and the gaps between them. */
+  async *#between(stream, at, end, signal) {
+    while (at.next < end) {
+      const records = await this.read(stream, { from: at.next, limit: Math.min(1000, end - at.next), signal, ...ENDLESS });
+      for (const record of records.length ? records : [{ seq: end }]) {
+        const seq = Math.min(record.seq, end);
+        if (seq > at.next) yield { gap: [at.next, seq - 1] };
+        at.next = seq;
+        if (seq === end) break;
+        yield record;
+        at.next = seq + 1;
+      }
     }
   }
 
@@ -131,83 +131,31 @@ export class Fyrehose {
     return new SharedSubscription(this, name);
   }
 
-  // For Subscription.
-
-  async #read(stream, options) {
+  /** @internal */
+  async reading(stream, options) {
     const query = new URLSearchParams();
     for (const name of ["from", "limit", "subscription", "consumer", "lease", "wait"]) {
       if (options[name] !== undefined) query.set(name, String(options[name]));
     }
     if (options.takeover) query.set("takeover", "1");
     const path = `/streams/${encodeURIComponent(stream)}?${query}`;
-    const { body, headers } = await this.#retried("GET", path, { ...options, type: LINES });
+    const { body, headers } = await this.retried("GET", path, { ...options, type: LINES });
     const generation = headers.get("Fyrehose-Generation");
     return { records: body, generation: generation === null ? undefined : Number(generation) };
   }
 
   /** @internal */
-  static reading(server, stream, options) {
-    return server.#read(stream, options);
-  }
-
-  /** @internal */
-  static async managing(server, method, path, body, options = {}) {
+  async managing(method, path, body, options = {}) {
     const headers = body === undefined ? {} : { "Content-Type": "application/json" };
     const content = body === undefined ? undefined : JSON.stringify(body);
-    return (await server.#retried(method, path, { ...options, headers, body: content })).body;
+    const answer = await this.retried(method, path, { ...options, headers, body: content });
+    return options.whole ? answer : answer.body;
   }
 
   async #post(stream, body, type, options) {
     const headers = { "Content-Type": type, "Idempotency-Key": options.key ?? unique() };
     const path = `/streams/${encodeURIComponent(stream)}`;
-    return (await this.#retried("POST", path, { headers, body, signal: options.signal })).body;
-  }
-
-  /** Send a request until it is answered or refused for good; return its answer, of which `body` is what it says. */
-  async #retried(method, path, options) {
-    for (let failures = 1; ; failures += 1) {
-      try {
-        return await this.#ask(method, path, options);
-      } catch (error) {
-        if (!isTransient(error, options.signal) || failures > this.retries) throw error;
-        await pause(failures, error.retryAfter, options.signal);
-      }
-    }
-  }
-
-  /**
-   * Send a request, and return its answer. The answer of a proxy, and one whose body ends early, is a lost connection.
-   * `body` is the object or the list of records of the answer; for events it is a stream.
-   */
-  async #ask(method, path, { headers = {}, body, signal, type = JSON_TYPE } = {}) {
-    const token = typeof this.token === "function" ? await this.token() : this.token;
-    const credentials = token ? { Authorization: `Bearer ${token}` } : {};
-    let answer, found;
-    try {
-      answer = await this.fetch(this.url + path, { method, headers: { ...credentials, ...headers }, body, signal });
-      found = answer.ok && type === EVENTS ? answer.body : await answer.text();
-    } catch (error) {
-      if (signal?.aborted) throw error;
-      throw new FyrehoseError(`no answer from ${this.url}: ${error.message}`, 0, true);
-    }
-    const { status } = answer, sent = mediaType(answer);
-    if (answer.ok) {
-      const said = status === 204 ? undefined : sent === type ? parsed(found, type) : null;
-      if (said === CUT) throw new FyrehoseError(`the answer of ${this.url} ended early`, status, true);
-      if (said !== null) {
-        this.#met = true;
-        return { headers: answer.headers, body: said };
-      }
-    }
-    const refusal = sent === JSON_TYPE && !answer.ok ? parsed(found, JSON_TYPE) : null;
-    const own = typeof refusal?.error === "string" && ![502, 504].includes(status);
-    this.#met ||= own;
-    const transient = TEMPORARY.includes(status) || (own ? refusal.retriable === true : this.#met || status >= 500);
-    const reason = own ? refusal.error : `HTTP ${status}, and the answer is not that of a Fyrehose server`;
-    const error = new FyrehoseError(reason, status, transient);
-    if (own && refusal.refused) error.refused = refusal.refused;
-    error.retryAfter = secondsOf(answer.headers);
-    throw error;
+    return (await this.retried("POST", path, { headers, body, signal: options.signal })).body;
   }
 }
 
@@ -225,7 +173,7 @@ export class Subscription {
   /** Read the records behind the position; `wait` for the first, for up to 50 s unless the server allows more. The position does not move. */
   async read(options = {}) {
     const query = { ...options, subscription: this.name, consumer: this.consumer };
-    const { records, generation } = await Fyrehose.reading(this.server, this.stream, query);
+    const { records, generation } = await this.server.reading(this.stream, query);
     this.generation = generation;
     return records;
   }
@@ -233,28 +181,28 @@ export class Subscription {
   /** Move the position to a number, and return the subscription when that is durable. */
   async acknowledge(seq, options = {}) {
     const body = this.generation === undefined ? { seq } : { seq, generation: this.generation };
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/ack`, body, options);
+    return this.server.managing("POST", `${this.#path}/ack`, body, options);
   }
 
   /** Continue behind a number, or at "start" or "latest". */
   async rewind(seq, options = {}) {
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/rewind`, { seq }, options);
+    return this.server.managing("POST", `${this.#path}/rewind`, { seq }, options);
   }
 
   async show(options = {}) {
-    return Fyrehose.managing(this.server, "GET", this.#path, undefined, options);
+    return this.server.managing("GET", this.#path, undefined, options);
   }
 
   async delete(options = {}) {
-    await Fyrehose.managing(this.server, "DELETE", this.#path, undefined, options);
+    await this.server.managing("DELETE", this.#path, undefined, options);
   }
 
   /** Yield records for ever, and acknowledge each batch when all of it was processed. */
   async *consume(options = {}) {
     for (;;) {
-      const records = await this.read({ limit: 100, wait: 30, ...options });
+      const records = await this.read({ limit: 100, wait: 30, ...ENDLESS, ...options });
       for (const record of records) yield record;
-      if (records.length) await this.acknowledge(records.at(-1).seq, options);
+      if (records.length) await this.acknowledge(records.at(-1).seq, { ...ENDLESS, ...options });
     }
   }
 
@@ -277,28 +225,28 @@ export class SharedSubscription {
 
   /** Create it, or do nothing if it exists with the same options: `{stream or match, lease, limit, dead, ...}`. */
   async create(options, { signal } = {}) {
-    return Fyrehose.managing(this.server, "PUT", this.#path, { ...options, shared: true }, { signal });
+    return this.server.managing("PUT", this.#path, { ...options, shared: true }, { signal });
   }
 
   /** Lease up to `most` records, and wait for the first, for up to 50 s unless the server allows more. */
-  async lease({ consumer, most = 1, wait = 0, request = (this.#requests += 1), signal }) {
+  async lease({ consumer, most = 1, wait = 0, request = (this.#requests += 1), ...options }) {
     // With the same number in `request`, a repetition after a lost answer gets the same leases.
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/lease`, { consumer, most, wait, request }, { signal });
+    return this.server.managing("POST", `${this.#path}/lease`, { consumer, most, wait, request }, options);
   }
 
   /** Settle leased records: lists of items `[seq, token]`, of a pattern `[stream, seq, token]`. */
-  async settle(lists, { signal } = {}) {
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/settle`, lists, { signal });
+  async settle(lists, options = {}) {
+    return this.server.managing("POST", `${this.#path}/settle`, lists, options);
   }
 
   async pause(paused = true, options = {}) {
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/pause`, { paused }, options);
+    return this.server.managing("POST", `${this.#path}/pause`, { paused }, options);
   }
 
   /** Publish all dead letters again, to the streams that they come from; return their number. */
   async redrive(options = {}) {
     for (let count = 0; ; ) {
-      const { redriven, left } = await Fyrehose.managing(this.server, "POST", `${this.#path}/redrive`, {}, options);
+      const { redriven, left } = await this.server.managing("POST", `${this.#path}/redrive`, {}, options);
       count += redriven;
       if (!left || !redriven) return count;
     }
@@ -306,86 +254,152 @@ export class SharedSubscription {
 
   /** Forget what is settled, and continue behind a number, or at "start" or "latest". */
   async rewind(seq, options = {}) {
-    return Fyrehose.managing(this.server, "POST", `${this.#path}/rewind`, { seq }, options);
+    return this.server.managing("POST", `${this.#path}/rewind`, { seq }, options);
   }
 
   async show(options = {}) {
-    return Fyrehose.managing(this.server, "GET", this.#path, undefined, options);
+    return this.server.managing("GET", this.#path, undefined, options);
   }
 
   async delete(options = {}) {
-    await Fyrehose.managing(this.server, "DELETE", this.#path, undefined, options);
+    await this.server.managing("DELETE", this.#path, undefined, options);
   }
 
   /**
    * Lease records, and pass each to `handle`, at most `most` at a time, until `signal` is aborted or the subscription
-   * is deleted. Leases are extended while `handle` runs. A record is done when its promise is fulfilled; the messages
-   * that it returns (`[{stream, payload}]`) are published in the same commit. If it throws, the record comes again;
-   * if it throws `Reject`, the record is a dead letter. After the abort, running records are finished.
+   * is deleted. A record is done when the promise of `handle` is fulfilled; the messages that it returns (`[{stream,
+   * payload}]`) are published in the same commit. If it throws, the record comes again; if it throws `Reject`, the record
+   * is a dead letter. Leases are extended while `handle` runs, for up to `longest` lease times. Its second argument is an
+   * AbortSignal that fires when the lease is lost: another worker may have the record. `work` goes on with other records
+   * then. After the abort of `signal`, running records are finished.
    */
-  async work(handle, { consumer = unique(), most = 1, wait = 30, signal } = {}) {
-    const { pattern } = await this.show({ signal });
-    const item = ({ stream, seq, token }, ...more) => (pattern ? [stream, seq, token, ...more] : [seq, token, ...more]);
-    const running = new Map(); // the promise of each leased record that is not settled
-    let failed, timer, request;
+  async work(handle, { consumer = unique(), most = 1, wait = 30, longest = LONGEST, signal } = {}) {
+    const { pattern } = await this.show({ signal, ...ENDLESS });
+    const running = new Map(), ended = new AbortController();
+    let failed, request, extending;
     const fail = (error) => (failed ??= error);
-    const extend = async () => {
-      if (!running.size) return;
-      const { extended } = await this.settle({ extend: Array.from(running.keys(), (record) => item(record)) });
-      for (const { stream, seq, token } of extended) {
-        for (const record of running.keys()) {
-          if (record.seq === seq && (stream ?? record.stream) === record.stream) record.token = token;
-        }
-      }
-    };
     try {
       while (!signal?.aborted && !failed) {
         request = this.#requests += 1;
-        const { lease, records } = await this.lease({ consumer, most: most - running.size, wait, request, signal });
-        timer ??= setInterval(() => extend().catch(fail), (lease * 1000) / 3);
+        const asked = { consumer, most: most - running.size, wait, request, signal, whole: true, ...ENDLESS };
+        const { sent, body: { lease, waited, records } } = await this.lease(asked);
+        extending ??= this.#extend(running, lease, longest, ended.signal).catch(fail);
         for (const record of records) {
-          const settled = this.#handle(handle, record, item).catch(fail).finally(() => running.delete(record));
-          running.set(record, settled);
+          const held = new Held(record, pattern, sent + 1000 * waited, lease);
+          const over = Promise.race([this.#handle(handle, held), held.gone]);
+          running.set(held, over.catch(fail).finally(() => running.delete(held)));
         }
         if (running.size >= most) await Promise.race(running.values());
       }
     } catch (error) {
       if (!signal?.aborted) fail(error);
       // The abort may have crossed an answer with leases: return them, so that nobody waits for their end.
-      else await this.#giveBack({ consumer, most, request }, item, running).catch(fail);
+      else await this.#giveBack({ consumer, most, request }, pattern, running).catch(fail);
     }
     await Promise.all(running.values());
-    clearInterval(timer);
+    ended.abort();
     if (failed && ![404, 410].includes(failed.status)) throw failed;
   }
 
   /** Return the leases of a request that was aborted, except for those of records that are being handled. */
-  async #giveBack(asked, item, running) {
+  async #giveBack(asked, pattern, running) {
     const { records } = await this.lease(asked);
-    const same = (one) => (other) => one.seq === other.seq && one.stream === other.stream;
-    const untried = records.filter((record) => ![...running.keys()].some(same(record)));
-    if (untried.length) await this.settle({ untried: untried.map((record) => item(record)) });
+    const known = Array.from(running.keys(), (held) => held.name);
+    const others = records.map((record) => new Held(record, pattern, 0, 0)).filter((held) => !known.includes(held.name));
+    if (others.length) await this.settle({ untried: others.map((held) => held.item()) });
+  }
+
+  /** Extend the leases of the records that are being handled, until `ended` is aborted. */
+  async #extend(running, lease, longest, ended) {
+    for (const third = Math.ceil((lease * 1000) / 3); ; ) {
+      await sleep(third, ended).catch(() => {});
+      if (ended.aborted) return;
+      const now = performance.now();
+      const due = [...running.keys()].filter((held) => !held.settling && now < held.since + longest * lease * 1000);
+      if (!due.length) continue;
+      try {
+        const lists = { extend: due.map((held) => held.item()) };
+        const { extended, refused } = await this.settle(lists, { retries: 0, signal: AbortSignal.timeout(third) });
+        for (const held of due) {
+          held.extend(extended.find(held.isOf)?.token, now + lease * 1000);
+          const why = refused.find(held.isOf)?.why;
+          if (why && !held.settling && !KEPT.includes(why)) held.lose(why);
+        }
+      } catch (error) {
+        if (error.name !== "TimeoutError" && !isTransient(error)) throw error; // else the next attempt may be in time
+      }
+    }
   }
 
   /** Handle one leased record, and settle it. */
-  async #handle(handle, record, item) {
+  async #handle(handle, held) {
     let lists;
     try {
-      const published = await handle(record);
-      lists = { done: [item(record)], ...(published?.length ? { publish: published } : {}) };
+      const published = await handle(held.record, held.signal);
+      lists = { done: [held.item()], ...(published?.length ? { publish: published } : {}) };
     } catch (error) {
+      if (held.signal.aborted) return; // it cannot be returned any more
       const why = String(error?.message ?? error);
-      lists = error instanceof Reject ? { reject: [item(record, { why })] } : { failed: [item(record)] };
+      lists = error instanceof Reject ? { reject: [held.item({ why })] } : { failed: [held.item()] };
     }
-    try {
-      await this.settle(lists);
-    } catch (error) {
-      if (!error.refused) throw error; // else another worker has the record, or it is settled already
-    }
+    held.settle(); // also if it is late: that counts while nobody else has had the record
+    const { refused } = await this.settle(lists, ENDLESS).catch((error) => {
+      if (!error.refused) throw error;
+      return error;
+    });
+    const why = refused[0]?.why; // `final`: somebody has settled it, perhaps this request, whose answer was lost
+    if (why && why !== "final") held.lose(why);
   }
 
   get #path() {
     return `/subscriptions/${encodeURIComponent(this.name)}`;
+  }
+}
+
+/** A record that a worker has leased, until it is settled or the lease is lost. */
+class Held {
+  settling = false;
+  #pattern;
+  #lost = new AbortController();
+  #timer;
+
+  /** `since`: when the lease began at the latest, by `performance.now()`; `lease`: how long it lasts, in seconds. */
+  constructor(record, pattern, since, lease) {
+    this.record = record;
+    this.since = since;
+    this.#pattern = pattern;
+    this.name = `${record.stream} ${record.seq}`;
+    this.signal = this.#lost.signal;
+    this.gone = new Promise((resolve) => this.signal.addEventListener("abort", resolve, { once: true }));
+    if (lease) this.extend(record.token, since + lease * 1000);
+  }
+
+  item(...more) {
+    const { stream, seq, token } = this.record;
+    return [...(this.#pattern ? [stream] : []), seq, token, ...more];
+  }
+
+  isOf = ({ stream = this.record.stream, seq }) => stream === this.record.stream && seq === this.record.seq;
+
+  /** The lease has this token, and lasts until a time; without a token it was not extended. */
+  extend(token, until) {
+    if (!token || this.settling) return;
+    this.record.token = token;
+    clearTimeout(this.#timer);
+    // One percent early, because clocks drift.
+    this.#timer = setTimeout(() => this.lose(), 0.99 * (until - performance.now()));
+  }
+
+  settle() {
+    this.settling = true;
+    clearTimeout(this.#timer);
+  }
+
+  /** Tell the handler that the lease is lost: the server says `why`, or the time is over. */
+  lose(why) {
+    clearTimeout(this.#timer);
+    const detail = why ?? "it was not extended in time";
+    this.#lost.abort(new FyrehoseError(`the lease of record ${this.record.seq} of ${this.record.stream} is lost: ${detail}`, 0, false));
   }
 }
 
@@ -398,85 +412,4 @@ export function bytesOf(record) {
 /** Return a random text; crypto.randomUUID exists only in pages with a secure origin. */
 function unique() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (each) => each.toString(16).padStart(2, "0")).join("");
-}
-
-/** Yield the server-sent events of a body; end when the connection is silent for too long. */
-async function* events(body, signal) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  try {
-    for (;;) {
-      const { value, done } = await within(SILENCE_MS, reader.read());
-      if (done) return;
-      text += value;
-      for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
-        const event = { type: "message", data: "" };
-        let named = false;
-        for (const line of text.slice(0, end).split("\n")) {
-          if (line.startsWith("event: ")) event.type = line.slice(7);
-          if (line.startsWith("data: ")) [event.data, named] = [line.slice(6), true];
-        }
-        text = text.slice(end + 2);
-        if (named) yield event;
-      }
-    }
-  } catch (error) {
-    if (signal?.aborted || error instanceof FyrehoseError) throw error;
-    throw new FyrehoseError(`the connection was lost: ${error.message}`, 0, true);
-  } finally {
-    reader.cancel().catch(() => {}); // it is lost already
-  }
-}
-
-function within(milliseconds, promise) {
-  let timer;
-  const late = new Promise((_, reject) => {
-    timer = setTimeout(() => reject(new FyrehoseError("the connection is silent", 0, true)), milliseconds);
-  });
-  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
-}
-
-function mediaType(answer) {
-  return (answer.headers.get("Content-Type") ?? "").split(";")[0].trim().toLowerCase();
-}
-
-/** Return the object of an answer, its records, or its stream of events; CUT if it ended early; null: not the server's. */
-function parsed(text, type) {
-  if (type === EVENTS) return text;
-  if (type === LINES && text !== "" && !text.endsWith("\n")) return CUT;
-  try {
-    if (type === LINES) return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
-    const found = JSON.parse(text);
-    return found !== null && typeof found === "object" && !Array.isArray(found) ? found : null;
-  } catch {
-    return CUT;
-  }
-}
-
-/** Return how many seconds `Retry-After` asks to wait: a number, or a date by the clock of the program that sent it. */
-function secondsOf(headers) {
-  const value = headers.get("Retry-After") ?? "";
-  return /^[0-9.]+$/.test(value) ? Number(value) : (Date.parse(value) - Date.parse(headers.get("Date") ?? "")) / 1000;
-}
-
-function isTransient(error, signal) {
-  return !signal?.aborted && error instanceof FyrehoseError && error.retriable;
-}
-
-/** Wait before a retry: as long as the answer asks for, within a bound, or twice as long each time. */
-function pause(failures, seconds, signal) {
-  const doubled = Math.min(LONGEST_WAIT_MS, FIRST_WAIT_MS * 2 ** Math.max(0, failures - 1));
-  const milliseconds = seconds > 0 ? Math.min(LONGEST_WAIT_MS, seconds * 1000) : failures ? doubled : 0;
-  return new Promise((resolve, reject) => {
-    const stop = () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    };
-    const timer = setTimeout(() => {
-      signal?.removeEventListener("abort", stop);
-      resolve();
-    }, milliseconds);
-    if (signal?.aborted) stop();
-    else signal?.addEventListener("abort", stop, { once: true });
-  });
 }

@@ -64,8 +64,10 @@ def uncalled(module: str, coverage: Path) -> set[str]:
     return {name for name, yes in called.items() if name and not yes}
 
 
-@pytest.mark.parametrize(("tests", "module"), [("http.mjs", "fyrehose.js"), ("relink.mjs", "relink.js")])
-def test_every_function_works_in_node(tests: str, module: str, start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tests", "modules"), [("http.mjs", ("fyrehose.js", "live.js")), ("relink.mjs", ("relink.js",))]
+)
+def test_every_function_works_in_node(tests: str, modules: tuple[str, ...], start: Any, tmp_path: Path) -> None:
     server = start("--listen", "http=tcp:0:interface=127.0.0.1", "--listen", "relink=tcp:0:interface=127.0.0.1")
     told = node(
         "--test",
@@ -76,7 +78,7 @@ def test_every_function_works_in_node(tests: str, module: str, start: Any, tmp_p
         NODE_V8_COVERAGE=str(tmp_path / "coverage"),
     )
     assert "# fail 0" in told
-    assert uncalled(module, tmp_path / "coverage") == set()
+    assert [uncalled(module, tmp_path / "coverage") for module in modules] == [set() for _ in modules]
     assert server.stop() == 0
 
 
@@ -130,5 +132,5 @@ def test_npm_packs_the_modules_their_types_and_the_readme(tmp_path: Path) -> Non
     assert packing.returncode == 0, packing.stderr
     (packed,) = tmp_path.glob("*.tgz")
     listed = subprocess.run(["tar", "tzf", str(packed)], capture_output=True, text=True, check=True).stdout.splitlines()
-    names = ["README.md", "fyrehose.d.ts", "fyrehose.js", "package.json", "relink.d.ts", "relink.js"]
+    names = ["README.md", "fyrehose.d.ts", "fyrehose.js", "live.js", "package.json", "relink.d.ts", "relink.js"]
     assert sorted(listed) == [f"package/{name}" for name in names]

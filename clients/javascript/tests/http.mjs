@@ -399,3 +399,171 @@ test("a worker whose record somebody else has settled goes on", async () => {
   assert.deepEqual(seen, [1, 2]);
   await assert.rejects(server.read("stolen.out"), { status: 404 });
 });
+
+/** A promise of a time that `signal` does not end. */
+const asleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+test("a worker gives a record up after the longest time, and goes on with others", async () => {
+  const found = await shared("hanging", 2, { lease: 1 });
+  const stop = new AbortController(), seen = [];
+  let lost;
+  const handle = async (record, signal) => {
+    seen.push([record.seq, record.failures]);
+    if (record.failures) return stop.abort();
+    if (record.seq === 1) {
+      signal.addEventListener("abort", () => (lost = signal.reason));
+      await new Promise(() => {});
+    }
+  };
+  await found.work(handle, { longest: 2, signal: stop.signal });
+  assert.deepEqual(seen, [[1, 0], [2, 0], [1, 1]]);
+  assert.equal(lost.message, "the lease of record 1 of hanging is lost: it was not extended in time");
+  assert.equal((await found.show()).settled_total, 2);
+});
+
+test("a handler is told when the server has taken its lease away, and its result is refused", async () => {
+  const found = await shared("taken", 1, { lease: 1 });
+  const stop = new AbortController();
+  let lost;
+  const handle = async (record, signal) => {
+    if (lost) return stop.abort();
+    await found.rewind("start"); // the tokens from before are refused
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    lost = signal.reason;
+    return [{ stream: "taken.out", payload: "x" }];
+  };
+  await found.work(handle, { signal: stop.signal });
+  assert.equal(lost.message, "the lease of record 1 of taken is lost: lease-lost");
+  await assert.rejects(server.read("taken.out"), { status: 404 });
+  assert.equal((await found.show()).settled_total, 1);
+});
+
+test("a handler is told when nobody could extend its lease, and its late result counts", async () => {
+  const found = await shared("silent", 1, { lease: 1, limit: 9 });
+  const stop = new AbortController();
+  let reached = true, aborted;
+  const away = async (...args) => {
+    if (!reached) throw new TypeError("no route");
+    return fetch(...args);
+  };
+  const handle = async (record, signal) => {
+    reached = false;
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    [aborted, reached] = [signal.aborted, true];
+    stop.abort();
+  };
+  await new Fyrehose(url, { fetch: away }).shared("silent").work(handle, { signal: stop.signal });
+  for (let tries = 0; tries < 50 && !(await found.show()).settled_total; tries += 1) await asleep(100);
+  assert.deepEqual([aborted, (await found.show()).settled_total], [true, 1]);
+});
+
+test("a worker whose process was blocked hears that another one has its record", async () => {
+  const found = await shared("blocked", 1, { lease: 1 });
+  const stop = new AbortController();
+  let lost;
+  const handle = (record, signal) => {
+    signal.addEventListener("abort", () => (lost = signal.reason));
+    for (const end = Date.now() + 1500; Date.now() < end; );
+    stop.abort();
+  };
+  const other = async () => {
+    for (let tries = 0; tries < 50; tries += 1) {
+      const { records } = await found.lease({ consumer: "other" });
+      if (records.length) return;
+      await asleep(50);
+    }
+    assert.fail("the lease has not ended");
+  };
+  const asking = async (target, options) => {
+    if (target.endsWith("/settle")) await other(); // before the late result arrives
+    return fetch(target, options);
+  };
+  await new Fyrehose(url, { fetch: asking }).shared("blocked").work(handle, { signal: stop.signal });
+  assert.equal(lost?.message, "the lease of record 1 of blocked is lost: lease-lost");
+});
+
+/** What Node 20 lacks of the browsers' locks: each request waits for the end of those before, or until it is aborted. */
+function locks() {
+  let last = Promise.resolve();
+  const request = (name, { signal }, held) => {
+    const aborted = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+    const mine = Promise.race([last, aborted]).then(held);
+    last = Promise.allSettled([last, mine]);
+    return mine;
+  };
+  return { request };
+}
+if (!globalThis.navigator?.locks) Object.defineProperty(globalThis, "navigator", { value: { locks: locks() }, configurable: true });
+
+/** A client that notes the numbers from which it follows. */
+function noting(seen) {
+  return new Fyrehose(url, {
+    fetch: (target, options) => {
+      if (target.includes("/live")) seen.push(new URL(target).searchParams.get("from"));
+      return fetch(target, options);
+    },
+  });
+}
+
+test("tabs that follow a stream together have one connection, and each sees every record once", async () => {
+  for (const each of ["1", "2", "3"]) await server.publish("together", each);
+  const asked = [[], []], seen = [[], [], []], stop = [0, 1, 2].map(() => new AbortController());
+  const tab = async (at, options) => {
+    const client = noting(asked[Math.min(at, 1)]);
+    for await (const record of client.follow("together", { shared: true, signal: stop[at].signal, ...options })) seen[at].push(record.seq);
+  };
+  const until = async (at, seq) => {
+    for (let tries = 0; tries < 200 && seen[at].at(-1) !== seq; tries += 1) await asleep(50);
+    assert.equal(seen[at].at(-1), seq);
+  };
+  const tabs = [tab(0, { from: 2 })];
+  await until(0, 3);
+  tabs.push(tab(1, { from: 1 }), tab(2, {}));
+  await until(1, 3);
+  await server.publish("together", "4");
+  await Promise.all([0, 1, 2].map((at) => until(at, 4)));
+  assert.deepEqual(asked[1], [], "the others have no connection");
+  stop[0].abort(); // as a tab that is closed: another one takes over
+  await assert.rejects(tabs[0], { name: "AbortError" });
+  await server.publish("together", "5");
+  await Promise.all([1, 2].map((at) => until(at, 5)));
+  assert.deepEqual([asked[0][0], asked[1][0]], ["2", "5"]);
+  assert.deepEqual(seen, [[2, 3, 4], [1, 2, 3, 4, 5], [4, 5]]);
+  for (const each of stop) each.abort();
+  await Promise.allSettled(tabs);
+});
+
+test("a tab that follows together with others is told of gaps, of another journal, and of an end for good", async () => {
+  const sent = ["event: gap\ndata: {\"first\": 2, \"last\": 4}", 'data: {"seq": 5}', 'event: restarted\ndata: {"end": 1, "epoch": "e2"}',
+    'data: {"seq": 1}', 'event: ended\ndata: {"error": "forbidden"}'];
+  const headers = { "Content-Type": "text/event-stream", "Fyrehose-Last": "9", "Fyrehose-Epoch": "e1" };
+  const live = () => new Response(`${sent.join("\n\n")}\n\n`, { headers });
+  const read = (records) => () => new Response(records.map((each) => `${JSON.stringify(each)}\n`).join(""), { headers: lines });
+  const fake = (...pages) =>
+    new Fyrehose("http://fake", { fetch: async (target) => (target.includes("/live") ? live() : (pages.shift() ?? read([]))()) });
+  const seen = [];
+  const all = async () => {
+    for await (const each of fake().follow("x", { shared: true, from: 2 })) seen.push(each);
+  };
+  await assert.rejects(all(), { message: "forbidden", retriable: false });
+  assert.deepEqual(seen, [{ gap: [2, 4] }, { seq: 5 }, { restarted: 1, epoch: "e2" }, { seq: 1 }]);
+  // Another tab has the connection, which is at 9: what is before that is read, in parts, with its own gaps.
+  seen.length = 0;
+  const late = fake(read([{ seq: 3 }, { seq: 5 }]), read([{ seq: 7 }]), read([]));
+  const leader = new BroadcastChannel("http://fake x"), over = new AbortController();
+  let release;
+  const held = navigator.locks.request("http://fake x", { signal: over.signal }, () => new Promise((resolve) => (release = resolve)));
+  const following = (async () => {
+    for await (const each of late.follow("x", { shared: true, from: 2, signal: over.signal })) seen.push(each);
+  })();
+  await asleep(50);
+  for (const item of [{ next: 9, epoch: "e1" }, { seq: 9 }, { seq: 9 }, { gap: [8, 12] }, { next: 4, epoch: "e3" }]) leader.postMessage(item);
+  for (let tries = 0; tries < 100 && seen.length < 11; tries += 1) await asleep(20);
+  over.abort();
+  await assert.rejects(following, { name: "AbortError" });
+  release();
+  await held;
+  leader.close();
+  const before = [{ gap: [2, 2] }, { seq: 3 }, { gap: [4, 4] }, { seq: 5 }, { gap: [6, 6] }, { seq: 7 }, { gap: [8, 8] }];
+  assert.deepEqual(seen, [...before, { seq: 9 }, { gap: [10, 12] }, { restarted: 3, epoch: "e3" }, { gap: [1, 3] }]);
+});

@@ -8,7 +8,7 @@ export async function http(signal: AbortSignal): Promise<void> {
   const server = new Fyrehose(new URL("http://127.0.0.1:8117"), { token: async () => "t", retries: 3 });
   const last: number | undefined = (await server.publish("notes", { a: 1 }, { key: "k", signal })).last;
   await server.publishMany("notes", new Set(["a", "b"]));
-  for await (const each of server.follow("notes", { from: last, signal })) {
+  for await (const each of server.follow("notes", { from: last, signal, shared: true })) {
     if ("gap" in each) {
       const [first, end]: Gap["gap"] = each.gap;
       console.log(first + end);
@@ -49,10 +49,11 @@ export async function shared(server: Fyrehose): Promise<void> {
     publish: [{ stream: "invoices", payload: "x" }],
   });
   console.log(created.lag, lease, failures, answer.extended[0].token);
-  await orders.work(async (record) => {
+  await orders.work(async (record, signal) => {
     if (record.failures > 3) throw new Reject("too often");
+    await fetch("http://127.0.0.1:1", { signal });
     return [{ stream: "invoices", payload: "x" }];
-  }, { most: 5 });
+  }, { most: 5, longest: 3 });
   await orders.work((record) => console.log(record.token));
   await orders.pause(false);
   const redriven: number = await orders.redrive();
