@@ -57,6 +57,7 @@ _SHARED = {
     "in_flight": "Messages that are leased.",
     "waiting": "Messages that were looked at and wait to be leased again, for their key, or for a worker.",
     "delayed": "Messages that were returned, and wait for their delay.",
+    "held_until_timestamp_seconds": "Until when messages that had workers before a start wait for them; 0: none do.",
     "oldest_unsettled_seconds": "Age of the oldest message that is not settled, dead-lettered or expired.",
     "window_full": "1 if no new message is leased, because the window is full of open ones.",
     "settled_total": "Messages that were settled.",
@@ -211,7 +212,11 @@ class Exporter:
         yield from families({"subscriptions": ("Named subscriptions.", len(listed))}, {})
         for key, name, text in _NAMED:
             yield _of_subscriptions(name, text, key, listed[: self.streams])
-        shared = [each for each in listed if each["kind"] == "shared"][: self.streams]
+        shared = [
+            {**each, "held_until_timestamp_seconds": int(str(each["held_until"] or 0)) / 1e6}
+            for each in listed
+            if each["kind"] == "shared"
+        ][: self.streams]
         for key, text in _SHARED.items():
             yield _of_subscriptions(key, text, key, shared)
         files, now = [each for each in every if each["kind"] == "files"], self.broker.record_time()

@@ -8,7 +8,7 @@ Sampling adds no work per message; the cost of one sample grows with the number 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -276,3 +276,42 @@ class StreamRates:
         """Return the last number of *stream* at the last update; for a stream created since, that before its first."""
         last = self._last_seqs.get(stream)
         return self.broker.bounds(stream)[0] - 1 if last is None else last
+
+
+@attrs.define(eq=False)
+class WorkRates:
+    """How fast shared subscriptions settle records, and when they will be empty, computed on demand.
+
+    :ivar seconds: the monotonic clock
+    """
+
+    seconds: Callable[[], float]
+    #: For each subscription, counts of the last minute, the oldest first: their time, settled and open records.
+    _counts: dict[str, deque[tuple[float, int, int]]] = attrs.field(factory=dict, init=False)
+
+    def added(self, every: Sequence[dict[str, Any]], listed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the subscriptions *listed*; the shared ones with ``settled_rate`` and ``empty_in``.
+
+        ``settled_rate`` is in records per second since the first look in the last minute; None: this is the first one.
+        ``empty_in`` is the time in which the last record will be settled if the number of open ones goes on falling as
+        in that time, in seconds; None: it does not fall, or is not known.
+
+        :param every: all subscriptions; others are forgotten
+        """
+        names = {each["name"] for each in every}
+        self._counts = {name: counts for name, counts in self._counts.items() if name in names}
+        return [self._with_rates(each) if each["kind"] == "shared" else each for each in listed]
+
+    def _with_rates(self, each: dict[str, Any]) -> dict[str, Any]:
+        now, settled = self.seconds(), each["settled_total"]
+        left = each["lag"] + each["in_flight"] + each["waiting"] + each["delayed"]
+        counts = self._counts.setdefault(each["name"], deque())
+        if not counts or now - counts[-1][0] >= RECENT / 12:
+            counts.append((now, settled, left))
+        while now - counts[0][0] > RECENT:
+            counts.popleft()
+        then, settled_then, left_then = counts[0]
+        elapsed, fallen = now - then, left_then - left
+        rate = None if elapsed < MIN_INTERVAL else max(0, settled - settled_then) / elapsed
+        empty = 0.0 if not left else None if rate is None or fallen <= 0 else left * elapsed / fallen
+        return {**each, "settled_rate": rate, "empty_in": empty}

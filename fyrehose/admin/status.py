@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from collections import Counter
 from collections.abc import Collection, Mapping
 from heapq import nlargest
@@ -24,6 +25,7 @@ from fyrehose.admin.sampling import (
     Sampler,
     StreamRates,
     Totals,
+    WorkRates,
     delivered_by_protocol,
     journal_status,
     published_by_protocol,
@@ -44,12 +46,17 @@ class Status:
     """The status of a server: describes the state of *broker* as objects for JSON.
 
     :ivar started: start of the server, in seconds since 1970 UTC
+    :ivar host: the name of this machine
     """
 
     broker: Broker
     sampler: Sampler
     started: float
     rates: StreamRates
+    host: str = attrs.field(factory=socket.gethostname, kw_only=True)
+    work: WorkRates = attrs.field(
+        default=attrs.Factory(lambda self: WorkRates(self.sampler.clock.seconds), takes_self=True), init=False
+    )
     ends: Ends = attrs.field(default=attrs.Factory(lambda self: Ends(self.broker), takes_self=True))
 
     def complete(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
@@ -63,6 +70,7 @@ class Status:
         now = self.sampler.now()
         return {
             "time": now,
+            "host": self.host,
             "version": __version__,
             "kernels": "native" if kernels.NATIVE else "python",
             "pid": os.getpid(),
@@ -86,6 +94,7 @@ class Status:
             },
             "subscriptions": self._subscriptions(listed),
             "refusals": self._refusals(),
+            "last_refusals": self._last_refusals(listed),
             "events": self._events(),
         }
 
@@ -212,7 +221,7 @@ class Status:
         """Return the named subscriptions that are furthest behind."""
         every = self.broker.named.listed()
         furthest = nlargest(listed, every, key=lambda each: int(str(each.get("lag", 0))))
-        return {"total": len(every), "listed": furthest}
+        return {"total": len(every), "listed": self.work.added(every, furthest)}
 
     def _listeners(self) -> list[dict[str, Any]]:
         return [
@@ -231,6 +240,23 @@ class Status:
         counters = self.broker.counters
         refusals = sorted((-counters.counts[key], *key) for key in counters.refusals)
         return [{"protocol": protocol, "cause": cause, "count": -count} for count, protocol, cause in refusals]
+
+    def _last_refusals(self, listed: int) -> list[dict[str, Any]]:
+        """Return the last refusal of each protocol, cause and network, the latest first."""
+        counters = self.broker.counters
+        now = counters.seconds()
+        return [
+            {
+                "protocol": protocol,
+                "cause": cause,
+                "network": network,
+                "peer": last.peer,
+                "detail": last.detail,
+                "ago": round(now - last.at, 3),
+                "count": last.count,
+            }
+            for (protocol, cause, network), last in islice(reversed(counters.recent.items()), listed)
+        ]
 
     def _events(self) -> list[dict[str, Any]]:
         """Return the counted events other than refusals and connections, as in ``fyrehose_events_total``."""

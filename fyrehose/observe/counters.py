@@ -10,11 +10,16 @@ import attrs
 from twisted.logger import Logger
 
 from fyrehose import errors
+from fyrehose.identity import network_of
 
 #: Limit of the log lines per second about one cause.
 MOST_LINES = 10
 #: Limit of the kinds of log lines whose last time is remembered; beyond it, the kind used least recently is forgotten.
 MOST_KINDS = 4_096
+#: For how many protocols, causes and networks together the last refusal is kept.
+MOST_RECENT = 100
+#: How much of a refusal's detail is kept, in characters.
+DETAIL = 300
 #: The causes with which the broker refuses a publish or a subscription.
 BROKER_REFUSALS = tuple(
     sorted(
@@ -23,6 +28,20 @@ BROKER_REFUSALS = tuple(
         if isinstance(kind, type) and issubclass(kind, (errors.PublishError, errors.Forbidden))
     )
 )
+
+
+@attrs.frozen(slots=True)
+class LastRefusal:
+    """The last refusal of a network for one cause.
+
+    :ivar at: when it happened, in seconds of the monotonic clock
+    :ivar count: how many refusals of the network for this cause there were since it is listed
+    """
+
+    peer: str
+    detail: str
+    at: float
+    count: int
 
 
 @attrs.define
@@ -34,6 +53,7 @@ class Counters:
     :ivar refusals: the keys of ``counts`` that count refusals and drops
     :ivar gauges: current values, for example the number of connections
     :ivar peaks: the largest value that each gauge has had
+    :ivar recent: the last refusals by protocol, cause and network, the latest last
     :ivar known: the counters of open listeners, also those at 0; the value says whether the counter counts refusals
     """
 
@@ -43,6 +63,7 @@ class Counters:
     gauges: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     known: dict[tuple[str, str], bool] = attrs.field(factory=dict, init=False)
+    recent: OrderedDict[tuple[str, str, str], LastRefusal] = attrs.field(factory=OrderedDict, init=False)
     #: For each kind of line, in the order of last use: when it was last logged, and how many lines were left out since.
     _logged: OrderedDict[tuple[str, str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
     #: For each cause: the second in which lines about it were last logged, and the number of lines in that second.
@@ -87,6 +108,7 @@ class Counters:
         self.counts[protocol, cause] += 1
         self.refusals.add((protocol, cause))
         now, kind = self.seconds(), (protocol, cause, apart)
+        self._remember((protocol, cause, network_of(peer)), peer, detail, now)
         last, skipped = self._logged.pop(kind, (float("-inf"), 0))
         logged = now - last >= every and self._take_line(protocol, cause, now)
         self._logged[kind] = (now, 0) if logged else (last, skipped + 1)
@@ -101,6 +123,13 @@ class Counters:
                 detail=f": {detail}" if detail else "",
                 more=f" (and {skipped} more in between)" if skipped else "",
             )
+
+    def _remember(self, key: tuple[str, str, str], peer: str, detail: str, now: float) -> None:
+        """Keep a refusal as the latest one of its protocol, cause and network."""
+        before = self.recent.pop(key, None)
+        self.recent[key] = LastRefusal(peer, detail[:DETAIL], now, 1 if before is None else before.count + 1)
+        if len(self.recent) > MOST_RECENT:
+            self.recent.popitem(last=False)
 
     def _take_line(self, protocol: str, cause: str, now: float) -> bool:
         """Return whether another line about *cause* may be logged in this second; if so, count it."""

@@ -137,6 +137,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
     options, group, lanes = shared.options, shared.group, list(shared.work.lanes.values())
     delayed = sum(lane.delayed() for lane in lanes)
     age = table.lags.of(shared)[1]
+    held = group.in_grace() and any(lane.hold > lane.progress.final.floor for lane in lanes)
     return {
         "name": shared.name,
         "kind": "shared",
@@ -155,6 +156,8 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
         "in_flight": group.leased,
         "waiting": max(0, group.open - group.leased - delayed),
         "delayed": delayed,
+        # Until then, records that may have been leased before the start wait for their workers.
+        "held_until": table.now() + round(1e6 * (group.hold_until - group.now())) if held else None,
         "window_full": not group.room(),
         "oldest_unsettled_seconds": age,
         **{f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL},

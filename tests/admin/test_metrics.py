@@ -220,7 +220,8 @@ def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     sharing.act(shared, [Item("reject", leased.first, leased.first, leased.token)], "w")
     samples = scraped(watched.status)
     assert labelled(samples, "fyrehose_subscriptions") == {(): 1}
-    for name, value in (("in_flight", 1), ("dead_total", 1), ("settled_total", 0), ("lag_messages", 1)):
+    values = {"in_flight": 1, "dead_total": 1, "settled_total": 0, "lag_messages": 1, "held_until_timestamp_seconds": 0}
+    for name, value in values.items():
         assert labelled(samples, f"fyrehose_subscription_{name}") == {("s", "work"): value}, name
     sharing.table.delete(shared)
     watched.broker.shares.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import attrs
@@ -19,6 +20,8 @@ from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.work import Item
 from fyrehose.testing import RecordingSink
 
 log = Logger()
@@ -37,7 +40,8 @@ def test_status_of_a_new_server(watched: Any) -> None:
     assert status["journal"]["commit_p50"] is None
     assert status["streams"] == {"total": 0, "matching": 0, "listed": []}
     assert status["subscribers"] == {"total": 0, "lag": 0, "lag_age": 0, "listed": []}
-    assert status["protocols"] == status["refusals"] == []
+    assert status["protocols"] == status["refusals"] == status["last_refusals"] == []
+    assert status["host"] == socket.gethostname()
     assert status["memory"]["resident"] > 1 << 20
     assert watched.status.ready() == (True, "writable")
 
@@ -239,6 +243,49 @@ def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:
         {"protocol": "figg", "cause": "b", "count": 3},
         {"protocol": "figg", "cause": "a", "count": 1},
     ]
+
+
+def test_who_was_refused_last_is_listed_by_network(watched: Any) -> None:
+    watched.broker.counters.seconds = watched.clock.seconds
+    for peer in ("2001:db8::1", "10.0.0.1", "2001:db8::2"):
+        watched.broker.counters.refuse(log, "figg", "silent", peer, f"from {peer}")
+        watched.clock.advance(1)
+    both = {"protocol": "figg", "cause": "silent"}
+    v6 = {"network": "2001:db8::/64", "peer": "2001:db8::2", "detail": "from 2001:db8::2", "ago": 1, "count": 2}
+    v4 = {"network": "10.0.0.1", "peer": "10.0.0.1", "detail": "from 10.0.0.1", "ago": 2, "count": 1}
+    assert watched.status.complete()["last_refusals"] == [both | v6, both | v4]
+    assert watched.status.complete(listed=1)["last_refusals"] == [both | v6]
+
+
+def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they_are_empty(watched: Any) -> None:
+    watched.publish(*[b"x"] * 100)
+    sharing = watched.broker.named.sharing
+    shared = sharing.create("jobs", ShareOptions(stream="s"), 1).result
+
+    def shown() -> tuple[object, object]:
+        (found,) = watched.status.complete()["subscriptions"]["listed"]
+        return found["settled_rate"], found["empty_in"]
+
+    def work(count: int) -> None:
+        for part in sharing.lease(shared, "w", None, count, 0).result:
+            sharing.act(shared, [Item("done", part.lease.first, part.lease.last, part.lease.token)], "w")
+
+    assert shown() == (None, None)
+    work(40)
+    watched.clock.advance(10)
+    assert shown() == (4, 15)
+    watched.publish(*[b"x"] * 100)
+    watched.clock.advance(10)
+    assert shown() == (2, None), "it grows"
+    work(100)
+    work(60)
+    watched.clock.advance(10)
+    assert shown() == (pytest.approx(200 / 30), 0)
+    watched.clock.advance(120)
+    assert shown() == (None, 0), "the last minute has one look only"
+    sharing.table.delete(shared)
+    assert watched.status.complete()["subscriptions"]["listed"] == []
+    watched.broker.shares.close()
 
 
 def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:

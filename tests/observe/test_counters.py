@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
-from fyrehose.observe.counters import MOST_KINDS, MOST_LINES, Counters
+from fyrehose.observe.counters import DETAIL, MOST_KINDS, MOST_LINES, MOST_RECENT, Counters
 from tests.doubles.references import references
 
 log = Logger()
@@ -98,3 +98,17 @@ def test_a_flood_of_kinds_is_logged_and_remembered_within_bounds(log_lines: list
     clock.advance(1)
     counters.refuse(log, "figg", "frame-too-large", "x")
     assert log_lines[-1] == "figg: frame-too-large from x", "another cause is not held up"
+
+
+def test_the_last_refusals_are_kept_by_network_and_bounded() -> None:
+    clock = Clock()
+    counters = Counters(clock.seconds)
+    for number in range(2 * MOST_RECENT):
+        counters.refuse(log, "figg", "silent", f"10.0.0.{number % 200}", "x" * 1_000)
+        clock.advance(1)
+    counters.refuse(log, "figg", "silent", "10.0.0.100")
+    networks = [network for _, _, network in counters.recent]
+    assert networks == [*(f"10.0.0.{number}" for number in range(101, 200)), "10.0.0.100"]
+    last = counters.recent["figg", "silent", "10.0.0.100"]
+    assert (last.at, last.count, last.detail) == (200, 2, "")
+    assert counters.recent["figg", "silent", "10.0.0.101"].detail == "x" * DETAIL

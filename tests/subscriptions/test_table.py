@@ -19,6 +19,7 @@ from fyrehose.net.inflight import InFlight
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.subscriptions.progress import STREAM, ShareOptions
+from fyrehose.subscriptions.sharing import describe
 from fyrehose.subscriptions.table import ANSWER_BYTES, CHECK, ENTRY_BYTES, LeasedRun, RunReader, SharedSubscription
 from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
@@ -312,6 +313,21 @@ def test_the_state_is_the_same_after_a_restart() -> None:
     lane = again.work.lanes["s"]
     assert (lane.progress.counts["settled"], lane.progress.final.above(), again.group.before) == (2, [(2, 3)], 1)
     assert lane.progress.reach == shared.work.lanes["s"].progress.reach
+
+
+def test_what_waits_for_its_workers_after_a_start_is_shown_with_the_time_until_then() -> None:
+    world = World()
+    shared = world.create(lease=30)
+    world.settle(shared, world.lease(shared).result)
+    assert describe(world.table, shared)["held_until"] is None
+    world.lease(shared, most=2)
+    again = World(world.journal)
+    again.table.now = lambda: 5_000_000
+    (found,) = again.table.entries.values()
+    again.clock.advance(10)
+    assert describe(again.table, found)["held_until"] == 25_000_000
+    again.clock.advance(20)
+    assert describe(again.table, found)["held_until"] is None
 
 
 def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it() -> None:

@@ -128,7 +128,7 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     journal, memory, found = status["journal"], status["memory"], status["subscribers"]
     state = journal["state"]
     head = Text.assemble(
-        f"fyrehose {status['version']}, up {_time(status['uptime'])}, ",
+        f"fyrehose {status['version']} on {escaped(status['host'])}, up {_time(status['uptime'])}, ",
         ("journal " + state, "green" if state == "writable" else "bold red"),
         f", durability {journal.get('durability', 'unknown')}",
     )
