@@ -121,8 +121,8 @@ class Working:
                 await self._handle(work, record)
 
     async def _handle(self, work: Any, record: Any) -> None:
-        status = await self._process(record)
         try:
+            status = await work.hold(record, self._process(record))
             if status == 0:
                 outcome = "settled"
                 await work.settle(record)

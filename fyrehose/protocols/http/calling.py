@@ -39,6 +39,7 @@ class Caller(Factory):
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
     :ivar retries: called with each :class:`ConnectionFailed`; returns whether to send the request again
+    :ivar asked_at: when the last request was sent, at the last attempt
     :ivar repeats: number of requests that were sent again, because their answer was lost
     """
 
@@ -51,6 +52,7 @@ class Caller(Factory):
     token: str | None = attrs.field(default=None, repr=False)
     options: ConnectionOptions = HTTP_OPTIONS
     retries: Callable[[Exception], bool] = lambda error: process_exception(error) is None
+    asked_at: float = attrs.field(default=0.0, init=False)
     repeats: int = attrs.field(default=0, init=False)
     #: whether the server itself, and not a proxy, has answered before
     _met: bool = attrs.field(default=False, init=False)
@@ -138,6 +140,7 @@ class Caller(Factory):
             except Exception as error:
                 raise ConnectionFailed(error) from error
         assert self._connection is not None, "it was just made"
+        self.asked_at = self.clock.seconds()
         timeout = wait + self.options.answer_timeout + len(body or b"") / SLOWEST
         try:
             return await self._connection.ask(method, target, body, headers).addTimeout(timeout, self.clock)

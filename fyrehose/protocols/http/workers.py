@@ -4,7 +4,8 @@
         async for record in work:
             ...                             extended meanwhile; at the end of the body it is settled
 
-If the body raises an error, its record is returned as failed; if the body is cancelled, as not tried.
+If the body raises an error, its record is returned as failed; if the body is cancelled, as not tried.  A lease is lost
+when the server says so, or its time is over, because ``longest`` has passed or no extension was answered.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
@@ -33,9 +34,14 @@ from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.records import Record
 
 log = Logger()
+T = TypeVar("T")
 
 #: How long a request for records waits, in seconds.
 WAIT = 20.0
+#: How much of a lease's time a client counts on, because clocks drift.
+TRUSTED = 0.99
+#: Refusals after which the lease is still the worker's.
+KEPT = ("being-settled", "not-leading")
 #: How many lease times a record is extended by default, at most, so that a body that hangs does not keep the record for
 #: ever.
 LONGEST = 10
@@ -49,15 +55,51 @@ class WorkRecord:
 
     :ivar record: the record
     :ivar failures: how many of its leases have failed before
-    :ivar lost: whether the lease was lost meanwhile: another worker may have the record, and its result here is ignored
+    :ivar lost: whether the lease was lost meanwhile, so that another worker may have the record; settling the record
+        nevertheless counts while no other worker has had it
+    :ivar ended: whether the record was settled or returned
+    :ivar leased: when the lease began, by the clock of the client
     """
 
     record: Record
     token: str
     failures: int
+    leased: float
     lost: bool = attrs.field(default=False, init=False)
     ended: bool = attrs.field(default=False, init=False)
-    leased: float = attrs.field(default=0.0, init=False)
+    #: what :meth:`SharedWork.hold` waits for, and the end of the lease
+    _held: Deferred[Any] | None = attrs.field(default=None, init=False)
+    _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+
+    def wait_for(self, held: Deferred[Any] | None) -> None:
+        """Cancel *held* when the lease is lost."""
+        self._held = held
+        if held is not None and self.lost:
+            held.cancel()
+
+    def keep(self, clock: IReactorTime, until: float) -> None:
+        """Lose the lease at the time *until*, instead of the time before."""
+        self.stop()
+        if not (self.lost or self.ended):
+            self._timer = clock.callLater(max(0.0, until - clock.seconds()), self.lose)
+
+    def lose(self) -> None:
+        """Record that the lease is lost, and cancel what the worker waits for."""
+        self.stop()
+        self.lost = True
+        if self._held is not None:
+            self._held.cancel()
+
+    def end(self) -> None:
+        """Record that the record is settled or returned now."""
+        self.ended = True
+        self.stop()
+
+    def stop(self) -> None:
+        """Forget the end of the lease."""
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
 
     @property
     def seq(self) -> int:
@@ -176,7 +218,7 @@ class SharedWork:
                 f"{shown.get('kind')!r} of {shown.get('stream')!r}"
             )
         self.lease = float(shown["lease"])
-        self._extending.start(self.lease / 2, now=False).addErrback(
+        self._extending.start(self.lease / 3, now=False).addErrback(
             lambda failure: log.failure("extending leases failed; they will expire", failure)
         )
         return self
@@ -192,12 +234,15 @@ class SharedWork:
             if error is not None:
                 # A request for records may be under way; other workers get its records when the leases end.
                 self.polling.close()
-            if current is not None and not (current.ended or current.lost):
+            if current is not None and not current.ended:
+                current.stop()
                 if error is None:
                     await self.settle(current)
-                else:
+                elif not current.lost:
                     how = "untried" if isinstance(error, CancelledError | GeneratorExit) else "failed"
                     await self._act({how: [self._item(current)]})
+            for each in self._waiting:
+                each.stop()
             untried = [[*self._item(each), {"delay": 0}] for each in self._waiting if not each.lost]
             self._waiting.clear()
             if untried:
@@ -215,7 +260,7 @@ class SharedWork:
         :raises FyrehoseError: the server refuses, for example because the subscription was deleted
         """
         current, self._current = self._current, None
-        if current is not None and not (current.ended or current.lost):
+        if current is not None and not current.ended:
             try:
                 await self.settle(current)
             except LeaseLost as lost:
@@ -232,6 +277,25 @@ class SharedWork:
                 self._current = current
                 return current
 
+    async def hold(self, record: WorkRecord, awaited: Awaitable[T]) -> T:
+        """Wait for *awaited*, a Deferred or a coroutine, and cancel it when the lease of *record* is lost.
+
+        :return: the result of *awaited*
+        :raises LeaseLost: the lease is lost; the record is not settled any more
+        """
+        held: Deferred[T] = Deferred.fromCoroutine(_awaiting(awaited))
+        record.wait_for(held)
+        try:
+            return await held
+        except CancelledError:
+            if not record.lost:
+                raise
+            record.end()
+            where = f"record {record.seq} of stream {record.stream!r}"
+            raise LeaseLost(f"the lease of {where} is lost: it was not extended, or the server refused that") from None
+        finally:
+            record.wait_for(None)
+
     async def settle(self, record: WorkRecord, publish: Sequence[Mapping[str, object]] = ()) -> None:
         """Settle *record*, and publish messages in the same commit: the results of the work.
 
@@ -239,7 +303,7 @@ class SharedWork:
         :raises LeaseLost: the lease was lost, and nothing was published
         :raises FyrehoseError: the server refuses
         """
-        record.ended = True
+        record.end()
         answer = await self._act({"done": [self._item(record)], "publish": list(publish)})
         refused = [each["why"] for each in answer.get("refused", [])]
         if refused and not (refused == ["final"] and answer.get("repeated")):
@@ -260,7 +324,7 @@ class SharedWork:
     # Internals.
 
     async def _give_back(self, how: str, record: WorkRecord, options: Mapping[str, object]) -> None:
-        record.ended = True
+        record.end()
         await self._act({how: [[*self._item(record), options]]})
 
     def _item(self, record: WorkRecord) -> list[object]:
@@ -279,14 +343,14 @@ class SharedWork:
         """Lease the next records; repeat a request without an answer under the same number, for the same records."""
         self._request += 1
         wait = WAIT if self.idle is None else min(WAIT, self.idle)
-        sent = self.clock.seconds()
         body = {"consumer": self.consumer, "request": self._request, "most": self.most, "wait": wait}
         status, answer = await self.polling.call("POST", f"{self.path}/lease", body, wait)
         self._check(status, answer)
+        leased = self.polling.asked_at + answer["waited"]
         for each in answer["records"]:
             for run in runs_of(each["stream"], [each]):
-                record = WorkRecord(next(iter(run.records())), each["token"], each["failures"])
-                record.leased = sent + answer["waited"]
+                record = WorkRecord(next(iter(run.records())), each["token"], each["failures"], leased)
+                record.keep(self.clock, leased + TRUSTED * self.lease)
                 self._waiting.append(record)
 
     def _extend(self) -> Deferred[None]:
@@ -300,15 +364,25 @@ class SharedWork:
         if not held:
             return
         answer = await self._act({"extend": [self._item(each) for each in held]})
-        tokens = {(each.get("stream"), each["seq"]): each["token"] for each in answer["extended"]}
-        pattern = "*" in self.stream
+        until = self.acting.asked_at + TRUSTED * self.lease
+        tokens, refused = ({_place(each): each for each in answer[kind]} for kind in ("extended", "refused"))
         for each in held:
-            token = tokens.get((each.stream if pattern else None, each.seq))
-            if token is not None:
-                each.token = token
-            elif not each.ended:
-                each.lost = True
+            place = (each.stream if "*" in self.stream else None, each.seq)
+            if place in tokens:
+                each.token = tokens[place]["token"]
+                each.keep(self.clock, until)
+            elif not each.ended and refused[place]["why"] not in KEPT:
+                each.lose()
 
     def _check(self, status: int, answer: Mapping[str, Any]) -> None:
         if status not in (200, 204):
             raise FyrehoseError(f"subscription {self.subscription!r}: {answer.get('error', f'status {status}')}")
+
+
+async def _awaiting(awaited: Awaitable[T]) -> T:
+    return await awaited
+
+
+def _place(each: Mapping[str, Any]) -> tuple[str | None, int]:
+    """Return what an answer names a record by: its stream, if the subscription is one of a pattern, and its number."""
+    return each.get("stream"), each["seq"]

@@ -24,8 +24,14 @@ class DirectCaller:
     world: World
     lost: int = 0
     repeats: int = 0
+    asked_at: float = 0.0
+    #: while there is one, no request is answered
+    silent: Deferred[None] | None = None
 
     async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
+        if self.silent is not None:
+            await self.silent
+        self.asked_at = self.world.clock.seconds()
         answer = self.world.ask(f"{method} {path}", body)
         while self.lost:
             self.lost -= 1
@@ -134,6 +140,69 @@ def test_leases_are_extended_while_the_body_runs_but_not_for_ever() -> None:
     waiting.callback(None)
     with pytest.raises(LeaseLost):
         result(running)
+
+
+async def hold_first(work: SharedWork, held: Deferred[None], seen: list[object]) -> None:
+    """Wait for *held* with the first record that is new; append what comes of it, and the numbers of all others."""
+    async with work:
+        async for record in work:
+            if record.seq > 1 or record.failures:
+                seen.append((record.seq, record.failures))
+                continue
+            try:
+                await work.hold(record, held)
+            except LeaseLost as lost:
+                seen.append(str(lost))
+
+
+def test_a_worker_that_waits_too_long_is_cancelled_and_goes_on_with_other_records() -> None:
+    world, seen, cancelled = World(), [], []
+    held: Deferred[None] = Deferred(cancelled.append)
+    running = Deferred.fromCoroutine(hold_first(share(world, longest=3, lease=10), held, seen))
+    world.clock.pump([1.0] * 45)
+    assert cancelled == [held]
+    result(running)
+    others = [(number, 0) for number in range(2, 11)]
+    assert (
+        seen[0] == "the lease of record 1 of stream 'orders' is lost: it was not extended, or the server refused that"
+    )
+    assert sorted(seen[1:]) == others
+    assert world.show()["settled_total"] == 9
+    assert world.lease()[0]["failures"] == 1, "the end of the lease was a failure"
+
+
+def test_a_worker_is_cancelled_when_the_server_has_taken_its_lease_away() -> None:
+    world, seen = World(), []
+    running = Deferred.fromCoroutine(hold_first(share(world, lease=9), Deferred(), seen))
+    world.ask("POST /subscriptions/work/rewind", {"seq": 1})
+    world.clock.advance(3)
+    result(running)
+    assert (
+        seen[0] == "the lease of record 1 of stream 'orders' is lost: it was not extended, or the server refused that"
+    )
+    assert world.show()["settled_total"] == 9
+
+
+def test_the_late_result_of_a_worker_counts_that_could_not_extend_its_lease() -> None:
+    world, waiting = World(), Deferred[None]()
+    work = share(world, lease=10)
+    caller: Any = work.acting
+
+    async def body() -> WorkRecord:
+        async with work:
+            async for record in work:
+                await waiting
+                return record
+        raise AssertionError("there are records")
+
+    running = Deferred.fromCoroutine(body())
+    caller.silent = Deferred()
+    world.clock.pump([1.0] * 12)
+    caller.silent.callback(None)
+    caller.silent = None
+    waiting.callback(None)
+    assert result(running).lost
+    assert world.show()["settled_total"] == 1
 
 
 def test_a_lost_lease_is_reported() -> None:
