@@ -11,8 +11,8 @@
     GET /api/subscribers?page=&limit=       all subscribers in pages, in the order of their creation
     GET /api/subscriptions/NAME     a shared subscription, with its leases and its last dead letters
     GET /api/history?span=          the rates of the last 5min, 1h or 24h as JSON
-    GET /api/events?match=          the last minutes, then the status once per second, as server-sent events
-    GET /api/streams/NAME/tail      the latest records of a stream, as server-sent events
+    GET /api/events?match=&tail=    the last minutes, then the status once per second, as server-sent events; with
+                                    tail=NAME also the latest records of that stream
 
 If a token is configured, all paths except /health and /ready require it, as ``Bearer`` or, for browsers, as the
 password of ``Basic``; the token gives access to everything.  Without a token, which is possible on loopback only, the
@@ -79,7 +79,7 @@ FILES = {
     "page.css": ("page.css", "text/css; charset=utf-8"),
     **{
         name: (name, "text/javascript; charset=utf-8")
-        for name in ("page.js", "chart.js", "cluster.js", "dom.js", "format.js", "tables.js", "tail.js")
+        for name in ("page.js", "chart.js", "cluster.js", "dom.js", "format.js", "live.js", "tables.js", "tail.js")
     },
     "icon.svg": ("icon.svg", "image/svg+xml"),
 }
@@ -152,7 +152,7 @@ class AdminProtocol(WebProtocol):
     def __init__(self, factory: AdminFactory) -> None:
         super().__init__(factory, WebSession(factory.hosts, now=factory.now))
         self.admin = factory.admin
-        self._stop_stream: Callable[[], None] | None = None
+        self._stop_stream: Callable[[], object] | None = None
 
     def on_request(self, request: RequestHead) -> None:
         """Answer a request, or start a streamed answer."""
@@ -178,8 +178,7 @@ class AdminProtocol(WebProtocol):
             paths = "/, /metrics, /health, /ready or /api/status"
             if request.path[0] == "api":
                 paths = (
-                    "/api/status, /api/streams, /api/subscribers, /api/subscriptions/NAME, /api/history, "
-                    "/api/events or /api/streams/NAME/tail"
+                    "/api/status, /api/streams, /api/subscribers, /api/subscriptions/NAME, /api/history, or /api/events"
                 )
             self._refuse(404, "no-such-path", f"unknown path; use {paths}")
 
@@ -256,16 +255,17 @@ class AdminProtocol(WebProtocol):
         self._respond({"span": span, "step": SPANS[span][0], "samples": [_sample(sample) for sample in samples]})
 
     def _events(self, request: RequestHead) -> None:
-        self._stream(request, lambda: self._watch(request, request.query.get("match", "")))
-
-    def _latest(self, request: RequestHead) -> None:
-        stream = request.path[2]
-        if not 1 <= len(stream.encode()) <= MAX_NAME:
+        """Stream the status, and the latest records of a stream if the request names one."""
+        match, stream = request.query.get("match", ""), request.query.get("tail")
+        if stream is not None and not 1 <= len(stream.encode()) <= MAX_NAME:
             self._refuse(400, "bad-name", f"invalid stream name: expected 1 to {MAX_NAME} bytes of UTF-8")
-        elif not self._may_read(request, stream):
-            raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
-        else:
-            self._stream(request, lambda: self._tail(request, stream))
+            return
+        self.session.start(200, EVENTS)
+        if request.method == "HEAD":
+            self.session.end()
+            return
+        stops = [self._watch(request, match), *([] if stream is None else [self._tail(request, stream)])]
+        self._stop_stream = lambda: [stop() for stop in stops]
 
     #: The functions that answer requests, by path.
     routes: ClassVar[dict[tuple[str, ...], Callable[[AdminProtocol, RequestHead], None]]] = {
@@ -276,7 +276,6 @@ class AdminProtocol(WebProtocol):
         ("api", "history"): _history,
         ("api", "subscriptions", "NAME"): _subscription,
         ("api", "events"): _events,
-        ("api", "streams", "NAME", "tail"): _latest,
     }
 
     def _page(self, request: RequestHead) -> tuple[int, int] | None:
@@ -312,17 +311,6 @@ class AdminProtocol(WebProtocol):
 
     def _refuse(self, status: int, cause: str, detail: str, headers: dict[str, str] | None = None) -> None:
         self.count_refusal(*self.session.refuse(status, cause, detail, headers))
-
-    def _stream(self, request: RequestHead, start: Callable[[], Callable[[], None]]) -> None:
-        """Send the head of an event stream, and begin its events.
-
-        :param start: begins to send the events, and returns a function that stops them
-        """
-        self.session.start(200, EVENTS)
-        if request.method == "HEAD":
-            self.session.end()
-        else:
-            self._stop_stream = start()
 
     def _stop_streaming(self) -> None:
         stop, self._stop_stream = self._stop_stream, None
@@ -360,21 +348,22 @@ class AdminProtocol(WebProtocol):
         return sampler.watch(send_or_end)
 
     def _tail(self, request: RequestHead, stream: str) -> Callable[[], None]:
+        """Begin to send the latest records of *stream*; return a function that stops that."""
         tail = StreamTail(self.admin.broker, stream)
 
         def send_new() -> int:
-            """Send the newest records as an event, or an error as the last one; return :attr:`StreamTail.cost`."""
+            """Send the newest records as an event, or why there are no more; return :attr:`StreamTail.cost`."""
             if self.outgoing.paused:
                 return 0
-            if not self._may_read(request, stream):  # The policy has changed.
-                self._end_stream({"error": f"the access policy no longer allows this stream: {_ADVICE}"})
-                self.finish()
-                return 0
             try:
+                if not self._may_read(request, stream):
+                    raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
                 new = tail.read()
-            except errors.JournalError as error:
-                self._end_stream({"error": str(error)})
-                self.finish()
+            except (errors.Forbidden, errors.JournalError) as error:
+                turns.stop()
+                if isinstance(error, errors.Forbidden):
+                    self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
+                self._send_event("tail-ended", {"error": str(error)})
                 return 0
             if new is not None:
                 self._send_event("records", new)
@@ -474,10 +463,8 @@ def make_admin(
 
 
 def _route(path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return *path* with NAME instead of the name of a stream or a subscription."""
-    if path[:2] == ("api", "subscriptions") and len(path) == 3:
-        return (*path[:2], "NAME")
-    return (*path[:2], "NAME", path[3]) if len(path) == 4 else path
+    """Return *path* with NAME instead of the name of a subscription."""
+    return (*path[:2], "NAME") if path[:2] == ("api", "subscriptions") and len(path) == 3 else path
 
 
 def _number(request: RequestHead, name: str, default: int, largest: int) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 import pytest
@@ -87,8 +88,8 @@ def connect(watched: Any) -> Iterator[Connect]:
     [
         ("/", "text/html", b"<title>Fyrehose</title>"),
         ("/page.css", "text/css", b"prefers-color-scheme"),
-        ("/page.js", "text/javascript", b"EventSource"),
-        *((f"/{name}.js", "text/javascript", b"export") for name in ("chart", "dom", "format", "tables", "tail")),
+        ("/page.js", "text/javascript", b"together"),
+        *((f"/{name}.js", "text/javascript", b"export") for name in ("chart", "dom", "format", "live", "tail")),
         ("/icon.svg", "image/svg+xml", b"<svg"),
     ],
 )
@@ -232,7 +233,7 @@ def test_a_follower_does_not_show_shared_subscriptions(connect: Connect, watched
 
 
 @pytest.mark.parametrize(
-    "path", ["/page", "/../setup.cfg", "/%2e%2e/x", "/api", "/api/x", "/api/streams/s", "/api/streams//tail", "/x/y"]
+    "path", ["/page", "/../setup.cfg", "/%2e%2e/x", "/api", "/api/x", "/api/streams/s", "/api/events?tail=", "/x/y"]
 )
 def test_unknown_path_is_refused(connect: Connect, path: str) -> None:
     status, _, body = connect().ask(path)
@@ -311,16 +312,25 @@ def test_history_is_served_for_each_span(connect: Connect, watched: Any) -> None
     assert b"5min, 1h, 24h" in body
 
 
-def test_tail_sends_new_records(connect: Connect, watched: Any) -> None:
+def tail(peer: Browser, stream: str) -> list[tuple[str, Any]]:
+    """Ask for the status and the tail of *stream* in one answer; return the events behind the first status."""
+    body = peer.ask(f"/api/events?tail={quote(stream, safe='')}")[2]
+    peer.transport.write(body)
+    (history, _), (status, _), *found = peer.events()
+    assert (history, status) == ("history", "status")
+    return found
+
+
+def test_tail_sends_new_records_beside_the_status(connect: Connect, watched: Any) -> None:
     watched.publish(b"one", stream="a/ä")
     peer = connect()
-    _, _, body = peer.ask("/api/streams/a%2F%C3%A4/tail")
-    peer.transport.write(body)
-    ((name, new),) = peer.events()
+    ((name, new),) = tail(peer, "a/ä")
     assert (name, new["records"][0]["payload"]) == ("records", "b25l")
     watched.publish(b"two", stream="a/ä")
     watched.clock.advance(INTERVAL)
     assert [len(new["records"]) for _, new in peer.events()] == [1]
+    watched.pass_time(1.1)
+    assert [name for name, _ in peer.events()] == ["sample", "status"]
     peer.leave()
 
 
@@ -333,11 +343,13 @@ def test_tail_obeys_the_policy(connect: Connect, watched: Any) -> None:
     watched.publish(b"secret", stream="payroll")
     watched.publish(b"seen", stream="orders.new")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders.*"}, {"network": "10.0.0.0/8", "subscribe": "*"})
-    status, head, body = connect().ask("/api/streams/payroll/tail")
-    assert status == 401
-    assert "WWW-Authenticate: Bearer" in head
-    assert "admin.token-file" in json.loads(body)["error"]
-    assert b"event: records" in connect().ask("/api/streams/orders.new/tail")[2]
+    peer = connect()
+    ((name, said),) = tail(peer, "payroll")
+    assert name == "tail-ended"
+    assert "admin.token-file" in said["error"]
+    watched.pass_time(1.1)
+    assert [name for name, _ in peer.events()] == ["sample", "status"], "the status goes on"
+    assert [name for name, _ in tail(connect(), "orders.new")] == ["records"]
     assert watched.broker.counters.counts["admin", "Forbidden"] == 1
 
 
@@ -345,14 +357,16 @@ def test_tail_ends_when_the_policy_forbids_it(connect: Connect, watched: Any) ->
     watched.publish(b"one", stream="orders")
     policy(watched, {"network": "127.0.0.1", "subscribe": "orders"})
     peer = connect()
-    assert b"event: records" in peer.ask("/api/streams/orders/tail")[2]
+    assert [name for name, _ in tail(peer, "orders")] == ["records"]
     policy(watched, {"network": "127.0.0.1", "subscribe": "other"})
     watched.publish(b"secret", stream="orders")
     watched.clock.advance(INTERVAL)
     ((name, said),) = peer.events()
-    assert name == "ended"
-    assert "the access policy no longer allows this stream" in said["error"]
-    assert peer.transport.disconnecting
+    assert name == "tail-ended"
+    assert said["error"].startswith("127.0.0.1 may not read stream 'orders'")
+    watched.publish(b"secret", stream="orders")
+    watched.clock.advance(INTERVAL)
+    assert peer.events() == []
 
 
 @pytest.mark.parametrize("path", ["/api/status", "/api/status?match=pay", "/api/streams", "/metrics", "/api/events"])
@@ -402,15 +416,14 @@ def test_tail_ends_at_a_damaged_record(connect: Connect, watched: Any) -> None:
 
     watched.journal.before_read = damaged
     peer = connect()
-    _, _, body = peer.ask("/api/streams/s/tail")
-    assert b"event: ended" in body
-    assert peer.transport.disconnecting
+    assert tail(peer, "s") == [("tail-ended", {"error": "damaged"})]
+    assert not peer.transport.disconnecting
     peer.leave()
 
 
 def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
     peers = [connect(), connect()]
-    for peer, path in zip(peers, ("/api/events", "/api/streams/s/tail"), strict=True):
+    for peer, path in zip(peers, ("/api/events", "/api/events?tail=s"), strict=True):
         peer.ask(path)
         peer.events()
         drained = peer.protocol.factory.drain()
@@ -422,7 +435,7 @@ def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:
         assert drained.called
 
 
-@pytest.mark.parametrize("path", ["/api/events", "/api/streams/s/tail"])
+@pytest.mark.parametrize("path", ["/api/events", "/api/events?tail=s"])
 def test_event_streams_end_when_the_browser_has_disconnected(connect: Connect, path: str) -> None:
     peer = connect()
     peer.ask(path)

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,7 +84,9 @@ class Page:
 @pytest.fixture
 def page(start: Any, browser: Any) -> Iterator[Page]:
     listeners = [f"{plugin}=tcp:0:interface=127.0.0.1" for plugin in ("admin", "http", "lumberjack")]
-    server = start(*(word for listener in listeners for word in ("--listen", listener)))
+    words = [word for listener in listeners for word in ("--listen", listener)]
+    # A connection without a request is closed soon, so that those that are open have an answer that goes on.
+    server = start(*words, "--option", "admin.idle-timeout=2s")
     made = Page(server, browser, f"http://127.0.0.1:{server.port('http')}", f"http://127.0.0.1:{server.port('admin')}")
     browser.get(made.admin)
     made.until(lambda: made.find("#connection").text == "live")
@@ -244,6 +247,104 @@ def test_a_forecast_beyond_a_year_is_shown_without_days(page: Page) -> None:
     assert page.errors() == []
 
 
+def test_the_page_says_which_server_it_is_and_who_was_refused_last(page: Page) -> None:
+    page.until(lambda: page.find("#server").text == socket.gethostname())
+    assert page.browser.title.startswith(f"{socket.gethostname()} · ")
+    for wrong in ("one", "two"):
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{page.http}/{wrong}", timeout=PATIENCE)
+    page.until(lambda: page.cell("#last-refusals", "127.0.0.1", "times") == "2")
+    assert page.cell("#last-refusals", "127.0.0.1", "cause") == "no-such-path"
+    assert page.cell("#last-refusals", "127.0.0.1", "why").startswith("unknown path")
+    assert page.errors() == []
+
+
+def connections(page: Page) -> int:
+    """Return how many connections to the page's listener are open, as the kernel lists them."""
+    port = page.server.port("admin")
+    established = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "01" for line in established)
+
+
+@pytest.fixture
+def windows(page: Page) -> Iterator[Callable[[str], str]]:
+    """Return a function that opens the page in a new tab or window, and returns its handle; it is closed in the end."""
+    first = page.browser.current_window_handle
+
+    def opened(kind: str) -> str:
+        page.browser.switch_to.new_window(kind)
+        page.browser.get(page.admin)
+        return str(page.browser.current_window_handle)
+
+    yield opened
+    for handle in page.browser.window_handles:
+        if handle != first:
+            page.browser.switch_to.window(handle)
+            page.browser.close()
+    page.browser.switch_to.window(first)
+
+
+#: Makes a page believe that it is visible, as if its window were beside the others on a large screen.
+VISIBLE = "Object.defineProperty(document, 'hidden', {get: () => false})"
+
+
+def test_ten_pages_work_at_once_and_four_of_them_show_tails(page: Page, windows: Callable[[str], str]) -> None:
+    """A browser opens six connections to a server, so ten pages that are visible need fewer than one for each."""
+    for name in "abcd":
+        page.post(name, b"before")
+    added = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": VISIBLE})
+    handles = [page.browser.current_window_handle]
+    for _ in range(9):
+        handles.append(windows("tab"))
+        page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": VISIBLE})
+        page.browser.refresh()
+        page.until(lambda: page.find("#connection").text == "live")
+    tails = dict(zip(handles[:4], "abcd", strict=True))
+    for handle, stream in tails.items():
+        page.browser.switch_to.window(handle)
+        page.until(lambda stream=stream: stream in page.rows("#streams"))
+        page.find(f"button[data-stream={stream}]").click()
+        page.until(lambda: "before" in page.find("#tail").text)
+    for stream in "abcd":
+        page.post(stream, f"news of {stream}".encode())
+    page.post("e", b"x")
+    for handle in handles:
+        page.browser.switch_to.window(handle)
+        page.until(lambda: "e" in page.rows("#streams"))
+        if handle in tails:
+            page.until(lambda handle=handle: f"news of {tails[handle]}" in page.find("#tail").text)
+        assert page.errors() == []
+    assert connections(page) <= 6
+    page.browser.switch_to.window(handles[0])
+    page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_a_hidden_page_has_no_connection_and_shows_what_it_missed_when_it_is_seen_again(
+    page: Page, windows: Callable[[str], str]
+) -> None:
+    page.post("orders", b"one")
+    page.until(lambda: "orders" in page.rows("#streams"))
+    page.find("button[data-stream=orders]").click()
+    page.until(lambda: "one" in page.find("#tail").text)
+    first = page.browser.current_window_handle
+    page.browser.switch_to.new_window("tab")
+    page.until(lambda: connections(page) == 0)
+    for text in (b"two", b"three"):
+        page.post("orders", text)
+    page.browser.switch_to.window(first)
+    page.until(lambda: "three" in page.find("#tail").text)
+    shown = [each.text for each in page.browser.find_elements("css selector", "#tail pre")]
+    assert shown == ["one", "two", "three"], "each once"
+    assert page.find("#connection").text == "live"
+    page.browser.switch_to.new_window("tab")
+    for number in range(80):
+        page.post("orders", f"more {number}".encode())
+    page.browser.switch_to.window(first)
+    page.until(lambda: "more 79" in page.find("#tail").text)
+    assert "… 30 messages not shown …" in page.find("#tail").text
+    assert page.errors() == []
+
+
 def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) -> None:
     for count, text in ((1, "in 1 stream"), (2, "in 2 streams")):
         page.post(f"logs.{count}", b"x")
@@ -306,7 +407,7 @@ for _member, _records, _seconds in zip(CLUSTER["members"], (0, 17, None), (0, 0.
 @pytest.fixture
 def still(page: Page) -> Iterator[Page]:
     """Return a page that receives no status from its server, which has no cluster."""
-    silent = "window.EventSource = class { addEventListener() {} close() {} }"
+    silent = "window.fetch = () => new Promise(() => {})"
     added = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": silent})
     page.browser.get(page.admin)
     yield page
@@ -411,9 +512,13 @@ def test_a_shared_subscription_shows_its_leases_and_dead_letters(page: Page) -> 
     ask("PUT", "/subscriptions/jobs", {"stream": "shared-jobs", "shared": True, "lease": 600})
     leased = ask("POST", "/subscriptions/jobs/lease", {"consumer": "worker one", "most": 2})["records"]
     ask("POST", "/subscriptions/jobs/settle", {"reject": [[1, leased[0]["token"], {"why": "no address"}]]})
-    page.until(lambda: page.cell("#subscriptions", "jobs", "dead") == "1")
-    assert page.cell("#subscriptions", "jobs", "leased") == "1"
-    page.find("#subscriptions button[data-subscription=jobs]").click()
+    page.until(lambda: page.cell("#shared", "jobs", "dead") == "1")
+    values = {"new": "1", "waiting": "0", "delayed": "0", "leased": "1", "settled": "0", "expired": "0", "state": ""}
+    assert {column: page.cell("#shared", "jobs", column) for column in values} == values
+    page.until(lambda: page.cell("#shared", "jobs", "settled/s") == "0")
+    ask("POST", "/subscriptions/jobs/pause", {"paused": True})
+    page.until(lambda: page.cell("#shared", "jobs", "state") == "paused")
+    page.find("#shared button[data-subscription=jobs]").click()
     page.until(lambda: page.cell("#leases", "2", "worker") == "worker one")
     assert page.cell("#leases", "1", "dead because of") == "no address"
     assert page.errors() == []

@@ -44,6 +44,8 @@ export function age(n) {
   return second ? `${first} ${unit} ${second} ${lower}` : `${first} ${unit}`;
 }
 
+export function ago(n) { return n < 1 ? "now" : `${age(n)} ago`; }
+
 /** A time that was computed from the rate of the last hour: beyond a year the number of days would mean nothing. */
 export function forecast(n) {
   return n > 365 * 86400 ? "more than a year" : age(n);

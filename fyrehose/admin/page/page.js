@@ -1,11 +1,15 @@
-// The page of a Fyrehose server: shows the samples and the status that the server sends each second.
+// The page of a Fyrehose server: shows the samples, the status and the tail that the server sends, in one connection for all
+// tabs that show the same, and in none while the page is hidden.
 import { Chart, SPANS } from "./chart.js";
 import { showCluster } from "./cluster.js";
 import { $, element, protocolLabel, setText } from "./dom.js";
-import { age, bytes, count, forecast, plural, seconds, visible, whole, within } from "./format.js";
+import { age, ago, bytes, clock, count, forecast, plural, seconds, visible, whole, within } from "./format.js";
+import { Caller, together } from "./live.js";
 import { Table } from "./tables.js";
-import { beginTail, follow, offer } from "./tail.js";
+import { append, beginTail, endTail, follow, offer, tailed } from "./tail.js";
 
+// The address without user and password, with which `fetch` would refuse it.
+const server = new Caller(location.origin + location.pathname);
 const state = { span: "5min", samples: { "5min": [], "1h": [], "24h": [] }, fetching: 0, subscription: "" };
 const number = (label, key, show = count, more = {}) => (
   { label, number: true, value: (item) => item[key], show: (item) => show(item[key]), ...more });
@@ -65,21 +69,42 @@ const COLUMNS = {
     { label: "event", value: (each) => each.event },
     number("count", "count"),
   ],
-  // Retention waits for all kinds: consumers of a stream, workers that share one, and programs that read the journal's files.
+  "last-refusals": [
+    { label: "from", value: (each) => visible(each.peer) },
+    { label: "protocol", value: (each) => each.protocol, show: (each) => protocolLabel(each.protocol) },
+    { label: "cause", value: (each) => each.cause },
+    number("last", "ago", ago),
+    number("times", "count", count, { title: "Refusals of this network for this cause since it is listed" }),
+    { label: "why", value: (each) => visible(each.detail), kind: () => "text" },
+  ],
+  // Retention waits for both kinds: consumers of a stream, and programs that read the journal's files.
   subscriptions: [
-    { label: "subscription", value: (each) => visible(each.name), show: (each) => (each.kind === "shared" ? leasesButton(each.name) : visible(each.name)) },
+    { label: "subscription", value: (each) => visible(each.name) },
     { label: "reads", value: (each) => (each.kind === "files" ? "the journal's files" : visible(each.stream)) },
-    { label: "at number", number: true, value: (each) => each.position ?? each.settled_total ?? -1, show: atNumber },
+    { label: "at number", number: true, value: (each) => each.position ?? -1, show: atNumber },
     { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
       kind: (each) => (each.lag > 10000 ? "bad" : "") },
-    { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged, or not settled", value: (each) => oldest(each) ?? -1,
-      show: (each) => (oldest(each) ? seconds(oldest(each)) : "") },
-    { label: "leased", number: true, title: "Messages that workers of a shared subscription have", value: (each) => each.in_flight ?? -1,
-      show: (each) => (each.kind === "shared" ? leased(each) : ""), kind: (each) => (each.window_full || each.paused ? "bad" : "") },
-    { label: "leased again", number: true, title: "Since the server started", value: (each) => each.redelivered_total ?? -1, show: (each) => (each.kind === "shared" ? count(each.redelivered_total) : "") },
-    { label: "dead", number: true, title: "Messages that became dead letters", value: (each) => each.dead_total ?? -1, show: (each) => (each.kind === "shared" ? count(each.dead_total) : ""),
-      kind: (each) => (each.dead_total ? "bad" : "") },
+    { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => (each.lag ? each.lag_seconds : -1),
+      show: (each) => (each.lag && each.lag_seconds ? seconds(each.lag_seconds) : "") },
     { label: "last used", number: true, value: (each) => -each.active, show: (each) => (each.consumer ? "now" : age(Math.max(0, Date.now() / 1000 - each.active / 1e6))) },
+  ],
+  shared: [
+    { label: "subscription", value: (each) => visible(each.name), show: (each) => leasesButton(each.name) },
+    { label: "stream", value: (each) => visible(each.stream) },
+    number("new", "lag", count, { title: "Messages that no worker has had" }),
+    number("waiting", "waiting", count, { title: "Messages that wait to be leased again, or for their key" }),
+    number("delayed", "delayed", count, { title: "Messages that were returned, and wait for their delay" }),
+    number("leased", "in_flight", count, { title: "Messages that workers have" }),
+    number("settled/s", "settled_rate", count, { title: "In the last minute" }),
+    { label: "empty in", number: true, title: "If the number of open messages goes on falling as in the last minute", value: (each) => each.empty_in ?? Infinity,
+      show: (each) => (each.empty_in === null ? "–" : each.empty_in ? forecast(each.empty_in) : "empty") },
+    { label: "oldest", number: true, title: "Age of the oldest message that is not settled", value: (each) => each.oldest_unsettled_seconds ?? -1,
+      show: (each) => (each.oldest_unsettled_seconds ? seconds(each.oldest_unsettled_seconds) : "") },
+    number("settled", "settled_total"),
+    number("leased again", "redelivered_total", count, { title: "Since the server started" }),
+    number("dead", "dead_total", count, { title: "Messages that became dead letters", kind: (each) => (each.dead_total ? "bad" : "") }),
+    number("expired", "expired_total", count, { title: "Messages that retention deleted before they were settled", kind: (each) => (each.expired_total ? "bad" : "") }),
+    { label: "state", value: sharedState, kind: (each) => (each.paused || each.window_full ? "bad" : "dim") },
   ],
   leases: [
     { label: "number", number: true, value: (each) => each.seq, show: (each) => whole(each.seq) },
@@ -99,30 +124,28 @@ function leasesButton(name) {
   return button;
 }
 
-// The age of the oldest message that is not acknowledged, or not settled; undefined or 0 if there is none.
-function oldest(each) {
-  return each.kind === "shared" ? each.oldest_unsettled_seconds : each.lag ? each.lag_seconds : undefined;
-}
-
-function leased(each) {
-  if (each.paused) return `${count(each.in_flight)}, paused`;
-  return each.window_full ? `${count(each.in_flight)}, window full` : count(each.in_flight);
+// What keeps messages of a shared subscription from workers.
+function sharedState(each) {
+  if (each.paused) return "paused";
+  if (each.window_full) return "window full";
+  // Messages that workers may have had before a start or a take-over wait for these workers.
+  return each.held_until ? `held until ${clock(each.held_until / 1e6, "5min")}` : "";
 }
 
 // Show the leases and the last dead letters of the chosen shared subscription.
 async function showLeases() {
   const name = state.subscription;
   if (!name) return;
+  let found = { leases: [], dead_letters: [] };
   try {
-    const answer = await fetch(`api/subscriptions/${encodeURIComponent(name)}`);
-    if (state.subscription !== name) return;
-    const found = answer.ok ? await answer.json() : { leases: [], dead_letters: [] };
-    setText("leases-name", visible(name));
-    $("leases-card").hidden = false;
-    tables.leases.show([...found.leases, ...found.dead_letters]);
+    found = (await server.ask("GET", `/api/subscriptions/${encodeURIComponent(name)}`)).body;
   } catch (error) {
-    // The server does not answer, which the page says already; the next status asks again.
+    if (error.retriable) return; // the next status asks again
   }
+  if (state.subscription !== name) return;
+  setText("leases-name", visible(name));
+  $("leases-card").hidden = false;
+  tables.leases.show([...found.leases, ...found.dead_letters]);
 }
 
 // What a subscriber is doing, and when the server closes its connection if it does not read.
@@ -138,12 +161,16 @@ const KEYS = {
   listeners: (each) => `${each.name} ${each.endpoint}`,
   refusals: (each) => `${each.protocol} ${each.cause}`,
   events: (each) => `${each.protocol} ${each.event}`,
+  "last-refusals": (each) => `${each.protocol} ${each.cause} ${each.network}`,
   subscriptions: (each) => each.name,
+  shared: (each) => each.name,
   leases: (each) => `${each.stream} ${each.seq}`,
 };
+// The column by which a table is sorted at first, if not by the first one.
+const SORTED = { "last-refusals": 3 };
 const tables = {};
 let charts = [];
-let source = null;
+let connection = new AbortController();
 
 function showStatus(status) {
   const journal = status.journal, protocols = status.protocols.filter((each) => each.name !== "admin");
@@ -166,8 +193,13 @@ function showStatus(status) {
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
   tables.events.show(status.events);
-  setText("subscriptions-count", count(status.subscriptions.total));
-  tables.subscriptions.show(status.subscriptions.listed);
+  tables["last-refusals"].show(status.last_refusals);
+  const { listed: named, total } = status.subscriptions;
+  setText("subscriptions-count", total > named.length ? `the ${count(named.length)} of ${count(total)} that are furthest behind` : "");
+  const shared = named.filter((each) => each.kind === "shared");
+  tables.subscriptions.show(named.filter((each) => each.kind !== "shared"));
+  tables.shared.show(shared);
+  $("shared-card").hidden = !shared.length;
   showLeases();
   showJournal(journal, status);
 }
@@ -175,7 +207,6 @@ function showStatus(status) {
 // One connection may subscribe to a stream twice; rows need keys of their own.
 function atNumber(each) {
   if (each.kind === "files") return "";
-  if (each.kind === "shared") return `${count(each.settled_total)} settled`;
   return each.kind === "pattern" ? `in ${plural(each.streams, "stream")}` : whole(each.position);
 }
 
@@ -189,6 +220,7 @@ function unique(listed) {
 }
 
 function showHeader(status, journal) {
+  setText("server", nameOf(status));
   setText("version", status.version + (status.kernels === "native" ? "" : " · pure-Python kernels"));
   setText("journal-state", journal.state);
   $("journal-state").className = "pill " + journal.state;
@@ -198,10 +230,15 @@ function showHeader(status, journal) {
   showAlarm(journal.state === "writable" || follows ? "" : `The journal is ${journal.state}: publishing is refused.`);
 }
 
+// The name of the server: in a cluster, that and the machine.
+function nameOf({ host, journal: { cluster } }) {
+  return visible(cluster && cluster.name !== host ? `${cluster.name} on ${host}` : host);
+}
+
 function showTiles(status, journal, protocols) {
   const sum = (key) => protocols.reduce((total, each) => total + (each[key] || 0), 0);
   const rate = sum("published_rate");
-  document.title = `${count(rate)}/s · Fyrehose` + (journal.state === "writable" ? "" : ` (${journal.state})`);
+  document.title = `${nameOf(status)} · ${journal.state === "writable" ? "" : `${journal.state} · `}${count(rate)}/s · Fyrehose`;
   setText("tile-published", count(rate));
   setText("tile-published-bytes", `${bytes(sum("published_bytes_rate"))}/s from ${plural(sum("publishers"), "publisher")}`);
   setText("tile-delivered", count(sum("delivered_rate")));
@@ -289,43 +326,57 @@ async function showSpan(span) {
   drawCharts();
   if (span === "5min") return;
   try {
-    const answer = await fetch(`api/history?span=${span}`);
-    if (answer.ok) state.samples[span] = (await answer.json()).samples;
+    state.samples[span] = (await server.ask("GET", `/api/history?span=${span}`)).body.samples;
   } catch (error) {
-    // The server does not answer, which the page says already; the next attempt follows.
+    if (!error.retriable) throw error; // else the page says already that the server does not answer
   }
   if (state.span !== span) return;
   drawCharts();
   state.fetching = setTimeout(() => showSpan(span), Math.min(SPANS[span].step, 30) * 1000);
 }
 
-function connect() {
-  if (source) source.close();
-  const match = $("filter").value.trim();
-  source = new EventSource("api/events" + (match ? `?match=${encodeURIComponent(match)}` : ""));
-  source.addEventListener("open", () => { setText("connection", "live"); $("connection").className = "fact live on"; });
-  source.addEventListener("error", () => {
-    setText("connection", "not connected");
-    $("connection").className = "fact live off";
+// Show the events of the server, from now on with the present filter and tail; none while the page is hidden.
+async function connect() {
+  connection.abort();
+  if (document.hidden) return;
+  const { signal } = (connection = new AbortController());
+  const wishes = Object.entries({ match: $("filter").value.trim(), tail: tailed() }).filter(([, text]) => text);
+  const path = `/api/events?${new URLSearchParams(wishes)}`;
+  try {
+    for await (const { type, data } of together(server.url + path, (inner) => server.live(() => path, inner), signal)) {
+      if (SHOW[type] && !signal.aborted) SHOW[type](data);
+    }
+  } catch (error) {
+    if (signal.aborted) return;
+    showConnection("ended", "off");
+    showAlarm(`${error.message}.`);
+  }
+}
+
+const SHOW = {
+  lost: () => {
+    showConnection("not connected", "off");
     showAlarm("The server does not answer; the page shows its last known state.");
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 3000);
-  });
-  source.addEventListener("ended", (event) => {
-    setText("connection", "ended");
-    $("connection").className = "fact live off";
-    showAlarm(`${JSON.parse(event.data).error}.`);
-  });
-  source.addEventListener("history", (event) => {
+  },
+  history: (samples) => {
+    showConnection("live", "on");
     state.samples["5min"] = [];
-    JSON.parse(event.data).forEach(addSample);
+    samples.forEach(addSample);
     drawCharts();
-  });
-  source.addEventListener("sample", (event) => { addSample(JSON.parse(event.data)); if (state.span === "5min") drawCharts(); });
-  source.addEventListener("status", (event) => showStatus(JSON.parse(event.data)));
+  },
+  sample: (sample) => { addSample(sample); if (state.span === "5min") drawCharts(); },
+  status: showStatus,
+  records: append,
+  "tail-ended": ({ error }) => endTail(error),
+};
+
+function showConnection(text, kind) {
+  setText("connection", text);
+  $("connection").className = `fact live ${kind}`;
 }
 
 function begin() {
-  for (const [id, columns] of Object.entries(COLUMNS)) tables[id] = new Table(id, columns, KEYS[id]);
+  for (const [id, columns] of Object.entries(COLUMNS)) tables[id] = new Table(id, columns, KEYS[id], SORTED[id]);
   const samples = () => ({ span: state.span, samples: state.samples[state.span] });
   charts = [new Chart("chart-published", "published", samples), new Chart("chart-delivered", "delivered", samples)];
   let typing = 0;
@@ -334,13 +385,14 @@ function begin() {
     const button = event.target.closest("td button");
     if (button) { follow(button.dataset.stream); $("tail").scrollIntoView({ block: "nearest" }); }
   });
-  $("subscriptions").addEventListener("click", (event) => {
+  $("shared").addEventListener("click", (event) => {
     const button = event.target.closest("td button");
     if (button) { state.subscription = button.dataset.subscription; showLeases(); }
   });
   for (const input of document.getElementsByName("span")) input.addEventListener("change", () => showSpan(input.value));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
-  beginTail();
+  document.addEventListener("visibilitychange", connect);
+  beginTail(connect);
   connect();
 }
 

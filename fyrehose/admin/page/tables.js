@@ -4,13 +4,13 @@ import { $, element } from "./dom.js";
 // A column is { label, value(item), show(item)?, number?, title?, kind(item)? }: value() is what the column sorts by,
 // show() returns text or an element, and kind() a class.
 export class Table {
-  constructor(id, columns, keyOf) {
+  constructor(id, columns, keyOf, sorted = 0) {
     this.table = $(id);
     this.columns = columns;
     this.keyOf = keyOf;
     this.rows = new Map();
     this.items = [];
-    this.sorted = { column: 0, down: false };
+    this.sorted = { column: sorted, down: false };
     this.buttons = [];
     const head = this.table.createTHead().insertRow();
     columns.forEach((column, index) => {

@@ -3,9 +3,11 @@ import { $, element, setText } from "./dom.js";
 import { bytes, plural, visible, whole } from "./format.js";
 
 const KEPT = 500; // the most messages that the tail keeps
-const state = { source: null, stream: "", form: "text", paused: false, kept: [], search: "" };
+const state = { stream: "", last: 0, form: "text", paused: false, kept: [], search: "", changed: null };
 
-export function beginTail() {
+// Call changed() whenever another stream is followed.
+export function beginTail(changed) {
+  state.changed = changed;
   $("tail-stream").addEventListener("change", (event) => follow(event.target.value));
   $("tail-clear").addEventListener("click", () => clear("No new messages."));
   $("tail-pause").addEventListener("click", () => {
@@ -36,28 +38,20 @@ function optionOf(name) {
   return option;
 }
 
+// The stream that is followed; "" for none.
+export function tailed() { return state.stream; }
+
 export function follow(stream) {
-  if (state.source) state.source.close();
-  state.source = null;
   state.stream = stream;
+  state.last = 0;
   if ([...$("tail-stream").options].every((option) => option.value !== stream)) $("tail-stream").append(optionOf(stream));
   $("tail-stream").value = stream;
   clear(stream ? "No messages yet." : "Choose a stream here, or in the list above.");
-  if (!stream) return;
-  const source = state.source = new EventSource(`api/streams/${encodeURIComponent(stream)}/tail`);
-  source.addEventListener("records", (event) => { if (!state.paused) append(JSON.parse(event.data)); });
-  source.addEventListener("error", () => {
-    // The browser reconnects by itself, except when the server refuses the request.
-    if (source.readyState === EventSource.CLOSED) {
-      clear("This stream cannot be shown: allow it in the access policy, or set admin.token-file.");
-    }
-  });
-  source.addEventListener("ended", (event) => {
-    const said = JSON.parse(event.data);
-    if (!said.retry) source.close(); // Otherwise the browser reconnects.
-    clear(said.error);
-  });
+  state.changed();
 }
+
+// Show that no more messages follow, and why.
+export function endTail(why) { clear(`This stream cannot be shown: ${why}.`); }
 
 function clear(text) {
   state.kept = [];
@@ -65,9 +59,18 @@ function clear(text) {
   showFound();
 }
 
-function append(update) {
+// Show records that are new.  A connection begins with the latest ones, some of which may be here already.
+export function append({ skipped, records }) {
+  if (state.paused) return;
+  const newest = records.at(-1).seq;
+  if (newest < state.last) clear("No messages yet."); // the numbers have begun again
+  if (newest < state.last) state.last = 0;
+  const later = records.filter(({ seq }) => seq > state.last);
+  if (!later.length) return;
+  const missing = state.last ? later[0].seq - state.last - 1 : skipped;
+  state.last = newest;
   if (!state.kept.length) $("tail").replaceChildren();
-  const fresh = (update.skipped ? [{ skipped: update.skipped }] : []).concat(update.records);
+  const fresh = [...(missing ? [{ skipped: missing }] : []), ...later];
   fresh.forEach((record) => { record.text = textOf(record); record.row = rowOf(record); });
   state.kept.push(...fresh);
   const following = atEnd();

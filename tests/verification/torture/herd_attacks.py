@@ -364,7 +364,7 @@ def question(way: str) -> tuple[str, bytes]:
         "http-read": ("http", request("/streams/deaf")),
         "http-live": ("http", request("/streams/deaf/live?from=1")),
         "http-pattern": ("http", request("/streams/*/live?match=deaf*")),
-        "admin-tail": ("admin", request("/api/streams/deaf/tail")),
+        "admin-tail": ("admin", request("/api/events?tail=deaf")),
         "figg": ("figg", wire.attach(b"deaf", 0)),
         "relink": ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
     }[way]
