@@ -50,7 +50,7 @@ class VouchedEnd:
     :ivar identity: of the journal
     :ivar begin: the position of the oldest segment that is kept
     :ivar base: the position at which the last segment begins
-    :ivar records: how many records the last segment has up to the end
+    :ivar records: how many records the log has from its begin to its end
     :ivar last: the position of the last batch
     :ivar position: where the log ends
     :ivar chain: the checksum of the last batch, which covers all batches before it
@@ -123,10 +123,34 @@ class VouchedEnd:
             what = f"{name} is truncated: it ends at position {last.end}"
         else:
             what = f"{name} is missing, and what is there ends at position {last.end}"
+        lost = self.records - records_between(directory, self.begin, self.position)
         return JournalCorrupt(
-            f"{directory} is shorter than its file {END} says: it ended at position {self.position}, and {name} had "
-            f"{counted(self.records, 'record')}; {what}; copy the missing files again, or restore another copy"
+            f"{directory} is shorter than its file {END} says: it ended at position {self.position}, {what}, and "
+            f"{lost} of its {counted(self.records, 'record')} are missing; copy the missing files again, or restore "
+            "another copy"
         )
+
+
+def records_between(directory: Path, start: int, stop: int) -> int:
+    """Return how many records the segments in *directory* have, by the headers of their batches.
+
+    A batch that is truncated does not count, nor does what follows a damaged header in the same segment.
+
+    :param start: where a segment or a batch begins
+    """
+    records = 0
+    for segment in scan.segments(directory):
+        position, end = max(start, segment.base + fmt.SEGMENT_HEADER.size), min(segment.end, stop)
+        if position >= end:
+            continue
+        with scan.SegmentReader(segment.path, segment.base) as reader:
+            try:
+                while position < end and (header := reader.batch_header(position)).end <= end:
+                    records += header.records
+                    position = header.end
+            except fmt.Damage:
+                pass  # a truncated file, or damage, which verification reports
+    return records
 
 
 def look_at_end(directory: Path, files: Files) -> VouchedEnd | None:

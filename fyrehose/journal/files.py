@@ -90,17 +90,20 @@ class Files:
             raise OSError(errno.EINVAL, f"it is larger than {most} bytes", str(path))
         return data
 
-    def data_end(self, fd: int) -> int:
-        """Return the offset behind the last data of the file; what follows are zeros that take no space on disk."""
-        size, end = os.fstat(fd).st_size, 0
+    def extents(self, fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield where data begins and ends between two offsets; the rest are zeros that take no space on disk."""
         try:
-            while end < size:
-                end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+            while start < stop and (start := os.lseek(fd, start, os.SEEK_DATA)) < stop:
+                end = min(os.lseek(fd, start, os.SEEK_HOLE), stop)
+                yield start, end
+                start = end
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                return end  # there is no more data
-            return size  # the file system does not tell
-        return end
+            if error.errno != errno.ENXIO:  # else there is no more data
+                yield start, stop  # the file system does not tell
+
+    def data_end(self, fd: int) -> int:
+        """Return the offset behind the last data of the file."""
+        return max((end for _, end in self.extents(fd, 0, os.fstat(fd).st_size)), default=0)
 
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of *data* at *offset*; after an error, a part of it may have been written."""

@@ -164,7 +164,7 @@ def recover(directory: Path, files: Files, verify: int = 0) -> Recovered:
         identity=identity,
         sealed=[(segment.base, end) for segment, end in sealed],
     )
-    _check_front(directory, found[0].base, mark)
+    check_front(directory, found[0].base, mark)
     for segment, end in reversed(sealed):
         if verify <= 0 and not mark.copied:
             break
@@ -225,27 +225,32 @@ def _unlink_stray_snapshots(directory: Path, found: list[Segment], newest: int, 
 
 
 def durable_end(directory: Path, found: Sequence[Segment], mark: Mark, files: Files) -> int:
-    """Return the position up to which the log must reach according to MARK; 0: unknown.
+    """Return the position up to which the log must reach according to MARK; 0: unknown."""
+    return noted_end(directory, found, mark, files)[0] if mark.copied and found else mark.trusted.durable
 
-    MARK of a copy may be newer than the segments, because the server went on to write while they were copied.  It is
-    right all the same if the last segment has an index, because the segment was sealed already when its files were
-    listed, so the next one is missing; and if the last segment ends in a damaged batch that does not look as if it was
-    being written.
+
+def noted_end(directory: Path, found: Sequence[Segment], mark: Mark, files: Files) -> tuple[int, int]:
+    """Return the position up to which a copied log must reach according to its MARK, and up to which it is intact.
+
+    The first is 0 if it is unknown.  MARK of a copy may be newer than the segments, because the server went on to write
+    while they were copied.  It is right all the same if the last segment has an index, because the segment was sealed
+    already when its files were listed, so the next one is missing; if the last segment ends in a damaged batch that
+    does not look as if it was being written; and if the last batch ends where MARK says.
+
+    A segment that was truncated between two batches cannot be told from one that was copied before MARK: both end with
+    a whole batch, and so does a segment that was sealed while it was copied.
     """
-    if not mark.copied or not found:
-        return mark.trusted.durable
     last = found[-1]
     if mark.durable > last.end and _is_sealed(directory, last, files):
-        return mark.durable
+        return mark.durable, last.end
     at = last.base + fmt.SEGMENT_HEADER.size
     with SegmentReader(last.path, last.base, files) as reader, newer_refused(last.path):
         try:
             for header, _ in reader.batches(at, min(last.end, mark.durable)):
                 at = header.end
         except fmt.Damage:
-            if not written_while_copied(reader, at, next_whole(reader, at, last.end)):
-                return mark.durable
-    return 0
+            return (0 if written_while_copied(reader, at, next_whole(reader, at, last.end)) else mark.durable), at
+        return (mark.durable if at == mark.durable and not _is_header(reader, at) else 0), at
 
 
 def _is_sealed(directory: Path, segment: Segment, files: Files) -> bool:
@@ -317,13 +322,12 @@ def next_batch(reader: SegmentReader, position: int, stop: int) -> int:
     """Return the first position from *position* on that has the intact header of a batch; *stop* if none has."""
     if position < stop and _is_header(reader, position):
         return position  # the common case: batches follow each other without a hole
-    for piece in reader.pieces(position, stop):
+    # A header may lie across two pieces, but its magic does not, because it begins at a multiple of 8 bytes.
+    for begin, piece in reader.pieces(position, stop):
         for found in _MAGIC.finditer(piece):
-            at = position + found.start()
+            at = begin + found.start()
             if at % 8 == 0 and _is_header(reader, at):
                 return at
-        # A header may lie across two pieces, but its magic does not, because it begins at a multiple of 8 bytes.
-        position += len(piece)
     return stop
 
 
@@ -354,7 +358,7 @@ def _is_header(reader: SegmentReader, position: int) -> bool:
     return True
 
 
-def _check_front(directory: Path, begin: int, mark: Mark) -> None:
+def check_front(directory: Path, begin: int, mark: Mark) -> None:
     """Check that no segment is missing at the beginning of the log, except those that retention has deleted.
 
     :raises JournalCorrupt: a segment is missing
@@ -491,10 +495,9 @@ def cut(segment: Segment, start: int, stop: int, aside: Path, files: Files) -> N
 def last_byte(reader: SegmentReader, start: int, stop: int) -> int:
     """Return the position behind the last byte between *start* and *stop* that is not zero; *start* if all are."""
     last = start
-    for piece in reader.pieces(start, stop):
+    for position, piece in reader.pieces(start, stop):
         if used := len(piece.rstrip(b"\0")):
-            last = start + used
-        start += len(piece)
+            last = position + used
     return last
 
 

@@ -269,9 +269,12 @@ class SegmentReader:
             chain = None if header.mended else header.checksum
             position = header.end
 
-    def pieces(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes between the positions *start* and *stop* in pieces, up to the end of the file."""
-        return self.files.pieces(self._fd, start - self.base, stop - self.base)
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes between two positions in pieces, each with its position; holes of the file are left out."""
+        for begin, end in self.files.extents(self._fd, start - self.base, stop - self.base):
+            for piece in self.files.pieces(self._fd, begin, end):
+                yield self.base + begin, piece
+                begin += len(piece)
 
     def read(self, position: int, size: int) -> memoryview:
         """Read *size* bytes at *position*; return fewer only at the end of the file."""

@@ -45,6 +45,12 @@ LONGEST_PAUSE = 5.0
 HEARTBEAT = 60.0
 #: Names of files that may be in a directory that still counts as empty.
 _IGNORED = frozenset({"LOCK", RESTORING, STANDBY, "lost+found"})
+#: What to do if a backup is damaged that is being restored.  No server starts in a directory with the file END.
+_OF_A_BACKUP = (
+    "put the file back from another copy of the backup; if there is none, copy the backup, delete END in the copy, "
+    "start a server there with --quarantine, which sets the range aside, stop it, and restore that copy into an empty "
+    "directory"
+)
 #: How the file RESTORING begins when everything was copied, and only the branch is missing.
 _COPIED = b"copied"
 
@@ -356,7 +362,7 @@ def restore(
     complete = marker.exists() and marker.read_bytes().startswith(_COPIED)
     if not complete:
         check_target(source, directory)
-    with Replica(directory, files) as replica:
+    with Replica(directory, files, _OF_A_BACKUP) as replica:
         if not complete:
             files.store(marker, f"from {source}\n".encode())
             Backup(source, replica, vouches=False, accept_unknown_end=accept_unknown_end, progress=progress).run()

@@ -23,15 +23,20 @@ from fyrehose.errors import JournalCorrupt, JournalError, JournalUnreachable
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.copies import written_while_copied
-from fyrehose.journal.ends import END, VouchedEnd
+from fyrehose.journal.ends import END, VouchedEnd, records_between, vouched_end
 from fyrehose.journal.files import PIECE, Files, lock
 from fyrehose.journal.index import SegmentIndex
-from fyrehose.journal.recovery import damaged, durable_beyond, durable_end, next_whole
+from fyrehose.journal.recovery import damaged, durable_beyond, next_whole
 from fyrehose.journal.retention import Deletion
 from fyrehose.journal.snapshots import needed_by
 from fyrehose.offline.places import Directory, Missing, Place
 from fyrehose.offline.view import Extent, View, believed_mark, differ
 from fyrehose.records import Buffer
+
+#: What to do if the journal of a server is damaged.
+_OF_A_SERVER = (
+    "put the file back from a copy, or start its server with --quarantine to set the range aside, and copy again"
+)
 
 
 @attrs.define(eq=False)
@@ -44,7 +49,6 @@ class CheckedTail:
     :ivar at: the position of the last batch
     :ivar last: the header of that batch, as it is in the file; empty if the segment has no batch yet
     :ivar identity: the identity of the journal; zeros: unknown
-    :ivar records: how many records the segment has so far
     """
 
     index: SegmentIndex
@@ -53,7 +57,6 @@ class CheckedTail:
     at: int = 0
     last: bytes = b""
     identity: bytes = bytes(16)
-    records: int = 0
 
 
 @attrs.define
@@ -74,6 +77,7 @@ class Copied:
 class Replica:
     """A replica in *directory*; a context manager that locks the directory.
 
+    :ivar remedy: what the errors about a damaged source say that its user should do
     :ivar done: statistics of what this object has copied and deleted
     :ivar tail: the end of the replica's log; None while it is empty
     :ivar position: everything below this position is on disk, according to MARK
@@ -81,6 +85,7 @@ class Replica:
 
     directory: Path
     files: Files
+    remedy: str = _OF_A_SERVER
     done: Copied = attrs.field(factory=Copied, init=False)
     tail: CheckedTail | None = attrs.field(default=None, init=False)
     position: int = attrs.field(default=0, init=False)
@@ -149,7 +154,7 @@ class Replica:
         try:
             head, made = begin(reader, self.tail.chain if self.tail is not None and follows else None)
         except fmt.Damage as damage:
-            return _damaged(name, reader.base, reader.base, damage)
+            return self._damaged(name, reader.base, reader.base, damage)
         if self.tail is not None and follows and differ(self.tail.identity, made.identity):
             return JournalError(f"{name} belongs to another journal than {self.directory}; use an empty directory")
         path = scan.path_of(self.directory, reader.base)
@@ -196,7 +201,7 @@ class Replica:
                     pieces, at, size = [], at + size, 0
                     progress(tail.position - start)
         except fmt.Damage as damage:
-            failure = _damaged(name, reader.base, tail.position, damage)
+            failure = self._damaged(name, reader.base, tail.position, damage)
         except (Missing, JournalError) as error:
             failure = error
         self.files.write(fd, b"".join(pieces), at)
@@ -204,6 +209,14 @@ class Replica:
         self.done.size += tail.position - start
         progress(tail.position - start)
         return failure
+
+    def _damaged(self, name: str, base: int, position: int, damage: fmt.Damage) -> JournalCorrupt:
+        if isinstance(damage, fmt.Newer):
+            return JournalCorrupt(f"{name} cannot be copied: {damage}; copy it with that version")
+        return JournalCorrupt(
+            f"{name} is damaged at byte {position - base} (position {position}): {damage}; everything before it was "
+            f"copied; {self.remedy}"
+        )
 
     def note(self) -> None:
         """Write MARK, which says that the replica's log is on disk up to its end."""
@@ -223,10 +236,27 @@ class Replica:
         tail = self.tail
         assert tail is not None
         chain = fmt.BatchHeader.unpack(tail.last, tail.at).checksum
-        end = VouchedEnd(tail.identity, self._begin, tail.index.base, tail.records, tail.at, tail.position, chain)
-        path = self.directory / END
-        if not path.exists() or self.files.content(path, 1 << 10) != end.pack():
-            self.files.store(path, end.pack())
+        try:
+            known = vouched_end(self.directory, self.files)
+        except JournalCorrupt:
+            known = None  # it is damaged, or of other segments
+        end = VouchedEnd(
+            tail.identity, self._begin, tail.index.base, self._records(known), tail.at, tail.position, chain
+        )
+        if end != known:
+            self.files.store(self.directory / END, end.pack())
+
+    def _records(self, known: VouchedEnd | None) -> int:
+        """Return how many records the replica has.
+
+        :param known: the end for which the replica vouched before, which says how many it had then
+        """
+        assert self.tail is not None
+        directory, begin, end = self.directory, self._begin, self.tail.position
+        if known is None or known.begin > begin or known.position > end:
+            return records_between(directory, begin, end)
+        deleted = records_between(directory, known.begin, begin)
+        return known.records - deleted + records_between(directory, known.position, end)
 
     def _store_index(self, tail: CheckedTail) -> None:
         """Write the index of a complete segment."""
@@ -285,16 +315,6 @@ class Replica:
             self.note()
 
 
-def _damaged(name: str, base: int, position: int, damage: fmt.Damage) -> JournalCorrupt:
-    if isinstance(damage, fmt.Newer):
-        return JournalCorrupt(f"{name} cannot be copied: {damage}; copy it with that version")
-    return JournalCorrupt(
-        f"{name} is damaged at byte {position - base} (position {position}): {damage}; everything before it was "
-        "copied; put the file back from a copy, or start its server with --quarantine to set the range aside, and copy "
-        "again"
-    )
-
-
 # Read and check the batches of a source, and find the end of a log.
 
 
@@ -334,7 +354,6 @@ def batches(reader: scan.SegmentReader, tail: CheckedTail, stop: int) -> Iterato
             raise fmt.Damage(f"the batch reaches beyond position {stop}, where the segment or its durable part ends")
         tail.index.add(header, body)
         tail.at, tail.last, tail.position = header.position, head, header.end
-        tail.records += header.records
         tail.chain = None if header.mended else header.checksum
         yield header, [head, body]
 
@@ -373,24 +392,21 @@ def tail_of(directory: Path) -> CheckedTail | None:
 def reach(source: Place) -> View:
     """Return the part of *source* that may be copied: its durable part or, if it is itself a copy, all intact batches.
 
-    In a directory that was copied file by file, MARK is ignored, and no process writes.  So the log ends at the last
-    intact batch, as it does for a server that starts there.
+    In a directory for whose end nothing vouches, no process writes.  So the log ends at the last intact batch, as it
+    does for a server that starts there.
 
     :raises JournalUnreachable: the source cannot be reached at present
     :raises JournalCorrupt: the source is a copy, and its end is damaged
     """
     try:
         view = source.view()
-        if not isinstance(source, Directory) or not scan.look_at_mark(source.path, Files()).copied:
+        if view.vouched or not isinstance(source, Directory):
             return view
-        if view.vouched:
-            return view
-        found, files = scan.segments(source.path), Files()
-        known = durable_end(source.path, found, scan.look_at_mark(source.path, files), files)
-        found[-1] = scan.without_hole(found[-1], files)
+        found = scan.segments(source.path)
+        found[-1] = scan.without_hole(found[-1], Files())
         tail, damage = _whole(found[-1], found[-1].end)
-        if damage is not None or tail.position < known:
-            _check_end(found[-1], tail.position, known, damage or fmt.Damage("the end of the log is missing"))
+        if damage is not None:
+            _check_end(found[-1], tail.position, damage)
     except OSError as error:
         raise JournalUnreachable(f"{source} cannot be read: {error.strerror}") from error
     ends = [segment.base for segment in found[1:]] + [tail.position]
@@ -411,15 +427,13 @@ def _whole(segment: scan.Segment, stop: int) -> tuple[CheckedTail, fmt.Damage | 
     return tail, None
 
 
-def _check_end(segment: scan.Segment, position: int, known: int, damage: fmt.Damage) -> None:
+def _check_end(segment: scan.Segment, position: int, damage: fmt.Damage) -> None:
     """Check, as recovery does, that no durable batch follows the last intact batch of a copied segment.
-
-    :param known: the position up to which the log must reach; 0: unknown
 
     :raises JournalCorrupt: durable batches follow, and the damage does not look like that of a copy during a write
     """
     with scan.SegmentReader(segment.path, segment.base) as reader:
         durable = durable_beyond(reader, position, segment.end)
         torn = written_while_copied(reader, position, next_whole(reader, position, segment.end))
-    if position < known or (position < durable and not torn):
+    if position < durable and not torn:
         raise damaged(segment.path, position, segment.base, damage) from damage

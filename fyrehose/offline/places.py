@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
@@ -266,6 +266,9 @@ class _Remote(Files):
 
     def close(self, fd: int) -> None:
         self._connection.close()
+
+    def extents(self, fd: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        yield start, stop
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
         headers = (("Range", f"bytes={offset}-{offset + size - 1}"),)

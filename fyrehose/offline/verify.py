@@ -25,6 +25,7 @@ from fyrehose.journal.index import PackedIndex, SegmentIndex, index_limit
 from fyrehose.journal.recovery import last_byte
 from fyrehose.journal.store import Store
 from fyrehose.journal.streams import streams_at_start
+from fyrehose.offline.view import beyond
 from fyrehose.offline.walk import Batch, Damaged, Log, SegmentStart, walk
 from fyrehose.options import counted
 from fyrehose.records import Run
@@ -93,8 +94,10 @@ def verify(
             verifier.add(found)
             progress(verifier.done, total)
         verifier.finish()
-    progress(total, total)
     report = verifier.report
+    if not log.mark and log.noted > report.end:
+        report.notes.append(f"the copy reaches to position {report.end}, {beyond(log.noted, report.end)}")
+    progress(total, total)
     if not report.batches and not report.problems:
         raise JournalError(
             f"nothing in {directory} could be checked: no batch is known to be durable; use --all to check all batches"
@@ -124,7 +127,7 @@ class _Verifier:
     _floor: int = 0
     #: Streams whose last number was read after the last damage, so that missing numbers are a problem from now on.
     _certain: set[str] = attrs.field(factory=set)
-    _records: int = 0  #: how many records the segment has in which the file END says that the log ends
+    _records: int = 0  #: how many records were read of those for which the file END vouches
     _lost: bool = False
     _first: bool = True  #: the numbers at the start of the next segment cannot be compared with earlier ones
 
@@ -135,8 +138,8 @@ class _Verifier:
         """Check that no segment is missing at the beginning, and note if MARK is missing."""
         if not log.mark:
             self.report.notes.append(
-                "MARK is missing, damaged, or copied from another directory, and there is no file END: what follows "
-                "the end that was checked is unknown"
+                "MARK is missing, damaged, or copied at another moment, and there is no file END: what follows the end "
+                "that was checked is unknown"
             )
         first = log.segments[0]
         if log.begin is not None and first.base > log.begin:
@@ -156,10 +159,10 @@ class _Verifier:
         """Check the last segment, and complete the report."""
         self._end_segment()
         if self.end is not None and self._records < self.end.records:
-            name = scan.path_of(self.directory, self.end.base).name
+            end, name = self.end, scan.path_of(self.directory, self.end.base).name
             self.report.notes.append(
-                f"{name} had {counted(self.end.records, 'record')} up to position {self.end.position}, by the file "
-                f"{END}; {counted(self._records, 'record')} of them can be read"
+                f"there were {counted(end.records, 'record')} up to position {end.position}, in {name}, by the file "
+                f"{END}; {end.records - self._records} of them are missing or damaged"
             )
         if self._last is not None and not self._last.sealed:
             self.store.open(self._sealed, self._index)
@@ -198,7 +201,7 @@ class _Verifier:
         end, header = self.end, batch.header
         if end is None or header.end > end.position:
             return
-        self._records += header.records if batch.segment.base == end.base else 0
+        self._records += header.records if header.position >= end.begin else 0
         if header.end == end.position and (header.checksum, self._identity) != (end.chain, end.identity):
             what = f"the last batch is not the one that the file {END} names, which is of another log, or damaged"
             self._problem(batch.segment, header.position, what)

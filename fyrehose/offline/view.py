@@ -18,7 +18,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.ends import vouched_end
 from fyrehose.journal.files import Files
-from fyrehose.journal.recovery import durable_beyond, newer_refused
+from fyrehose.journal.recovery import check_front, damaged, durable_beyond, newer_refused, noted_end
 
 #: How often a directory is read again if it changes during the read, and the pause between two tries, in seconds.
 _TRIES = 5
@@ -41,14 +41,16 @@ class View:
     :ivar segments: in the order of their positions; positions between two segments, or between the last and the mark,
         are missing in the journal
     :ivar identity: of the journal, 16 bytes; zeros if it has none yet
-    :ivar vouched: whether MARK, where it was written, or the file END says that this is the end of the log; if not,
-        newer records may be missing
+    :ivar vouched: whether MARK or the file END says that this is the end of the log; if not, newer records may be
+        missing
+    :ivar noted: the end that the MARK of such a copy names; 0: none
     """
 
     mark: int
     segments: tuple[Extent, ...]
     identity: bytes = fmt.UNKNOWN
     vouched: bool = True
+    noted: int = 0
 
     @property
     def start(self) -> int:
@@ -59,10 +61,21 @@ class View:
         """Return why records of the journal at *where* may be missing behind the mark; "" if its end is vouched for."""
         if self.vouched:
             return ""
+        what = f"it reaches to position {self.mark}, and newer records may be missing"
+        if self.noted > self.mark:
+            what = f"it reaches to position {self.mark}, {beyond(self.noted, self.mark)}"
         return (
             f"{where} is a copy, and nothing vouches for its end: its file END is missing, and MARK is missing, "
-            f"damaged, or of another directory; it reaches to position {self.mark}, and newer records may be missing"
+            f"damaged, or of another moment; {what}"
         )
+
+
+def beyond(noted: int, end: int) -> str:
+    """Return text about a copy that reaches to the position *end*, with a MARK that says *noted*."""
+    return (
+        f"and its MARK to {noted}: {noted - end} bytes are missing, which were written while the files were copied, or "
+        "the copy is truncated"
+    )
 
 
 def differ(first: bytes, second: bytes) -> bool:
@@ -80,8 +93,8 @@ def look(directory: Path) -> View:
         raise JournalError(f"{directory} is no journal: there is no such directory")
     for _ in range(_TRIES):
         # The mark is read first, so that segments that are created afterwards have no bytes below it.
-        noted = vouched_mark(directory)
-        mark = noted.durable or durable_by_batches(directory)
+        vouched = vouched_mark(directory)
+        mark = vouched.durable or durable_by_batches(directory)
         found = [segment for segment in scan.segments(directory) if segment.base < mark]
         ends = [segment.base for segment in found[1:]] + [mark] * bool(found)
         extents = tuple(Extent(s.base, min(s.end, end)) for s, end in zip(found, ends, strict=True))
@@ -94,7 +107,8 @@ def look(directory: Path) -> View:
             identity = scan.identity_of(found)
     except FileNotFoundError:
         identity = fmt.UNKNOWN  # the only segment was deleted at this moment
-    return View(mark, extents, identity, vouched=noted.durable > 0 or not found)
+    noted = scan.look_at_mark(directory, Files()).durable if vouched.copied else 0
+    return View(mark, extents, identity, vouched.durable > 0 or not found, noted)
 
 
 def durable_mark(directory: Path) -> int:
@@ -103,15 +117,25 @@ def durable_mark(directory: Path) -> int:
 
 
 def vouched_mark(directory: Path) -> scan.Mark:
-    """Return the end of the log for which MARK, where it was written, or the file END vouches.
+    """Return the end of the log for which MARK or the file END vouches.
 
     :return: an empty Mark if neither does
-    :raises JournalCorrupt: the file END is damaged, or the log does not reach its end
+    :raises JournalCorrupt: the file END is damaged, or the log does not reach the end that it, or a copied MARK, proves
     """
-    mark, end = believed_mark(directory), vouched_end(directory, Files())
-    if end is None or mark.durable >= end.position:
+    files = Files()
+    mark, end = believed_mark(directory), vouched_end(directory, files)
+    if end is not None and mark.durable < end.position:
+        return scan.Mark(end.position, end.begin)
+    if not mark.copied:
         return mark
-    return scan.Mark(end.position, end.begin)
+    noted, found = scan.look_at_mark(directory, files), scan.segments(directory)
+    if not found:
+        return mark
+    check_front(directory, found[0].base, noted)
+    last, (known, intact) = found[-1], noted_end(directory, found, noted, files)
+    if intact < known:
+        raise damaged(last.path, intact, last.base, f"the log reached to position {known}, as MARK says")
+    return scan.Mark(known, noted.begin) if known else mark
 
 
 def believed_mark(directory: Path) -> scan.Mark:

@@ -78,11 +78,12 @@ class Damaged:
 class Log:
     """The segments of a journal, and how far they are durable.
 
-    :ivar mark: the durable mark from MARK or the file END; 0: unknown
+    :ivar mark: the end for which MARK or the file END vouches; 0: unknown
     :ivar durable: everything below this position was on disk, according to these or to the headers of batches
     :ivar begin: position of the oldest segment that retention has not deleted; None: unknown
     :ivar end: the content of the file END, if there is one; the segments were not compared with it
     :ivar copied: whether nobody vouches for the end of a copy, so that all of its intact batches are read
+    :ivar noted: the end that the MARK of such a copy names
     """
 
     segments: tuple[scan.Segment, ...]
@@ -91,6 +92,7 @@ class Log:
     begin: int | None = None
     end: VouchedEnd | None = None
     copied: bool = False
+    noted: int = 0
 
     @classmethod
     def of(cls, directory: Path) -> Log:
@@ -112,8 +114,9 @@ class Log:
             raise JournalError(f"{directory} is no journal: it has no segment files; name a server's --data-dir")
         if trusted.durable:
             return cls(found, trusted.durable, max(trusted.durable, found[-1].base), trusted.begin, end)
-        known = durable_end(directory, found, noted, files) or durable_by_batches(directory)
-        return cls(found, 0, max(known, found[-1].base), noted.begin, copied=noted.copied)
+        mark = durable_end(directory, found, noted, files)
+        durable = max(mark or durable_by_batches(directory), found[-1].base)
+        return cls(found, mark, durable, noted.begin, copied=noted.copied and not mark, noted=noted.durable)
 
 
 def walk(log: Log, everything: bool = False) -> Iterator[SegmentStart | Batch | Damaged]:

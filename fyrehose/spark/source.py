@@ -216,10 +216,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.target: int | None = None
         #: the position of the subscription, and when it was updated
         self.kept: tuple[int, float] = (-1, 0.0)
+        #: why newer records may be missing, as it was logged last
+        self.doubt = ""
+
+    def _look(self) -> View:
+        """Return the durable content of the journal; warn, once, if newer records may be missing."""
+        view = self.options.place.view()
+        doubt = view.doubt(self.options.place)
+        if doubt and not self.doubt:
+            log.warning("%s", doubt)
+        self.doubt = doubt
+        return view
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a new query begins: the one in its options, or else that of the oldest record."""
-        view = self.options.place.view()
+        view = self._look()
         position, start = view.start, self.options.start_position
         if self.options.latest:
             position = view.mark
@@ -231,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Let retention delete the records before *end*, because the checkpoint has them."""
-        view = self.options.place.view()
+        view = self._look()
         self._keep(self._checked(end, view), view)
 
     def _keep(self, position: int, view: View) -> None:
@@ -255,7 +266,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :param limit: the limit of rows or bytes that Spark passes
         :raises JournalCorrupt: *start* belongs to another journal
         """
-        view = self.options.place.view()
+        view = self._look()
         position = self._checked(start, view)
         self._keep(position, view)  # the previous micro-batch has ended
         stop = view.mark if self.target is None else self.target
@@ -278,14 +289,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.offsets.at(stop).fields
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        view = self.options.place.view()
+        view = self._look()
         return self.offsets.at(view.mark, view).fields
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self.target = self.options.place.view().mark
+        self.target = self._look().mark
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        view = self.options.place.view()
+        view = self._look()
         return self.options.parts(self._checked(start, view), self._checked(end, view))
 
     def _checked(self, fields: dict[str, Any], view: View) -> int:

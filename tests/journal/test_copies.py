@@ -25,7 +25,10 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.offline.mirror import reach
+from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import verify
+from fyrehose.offline.view import look
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 
@@ -283,10 +286,26 @@ class TestTheEndOfACopy:
         last.path.write_bytes(data)
         self.refused(copy, "is damaged at byte")
 
-    def test_an_intact_copy_is_read_to_its_end_which_is_unknown(self, copy: Path) -> None:
+    def test_mark_vouches_for_an_intact_copy_that_ends_where_it_says(self, copy: Path) -> None:
         report = verify(copy)
-        assert (report.mark, report.records, report.problems) == (0, 50, [])
+        assert (report.mark, report.records, report.problems) == (scan.read_mark(copy), 50, [])
+        assert (look(copy).mark, look(copy).vouched) == (report.mark, True)
         assert "whether the original went on is unknown" in recover(copy, Files()).notes[-1]
+
+    def test_a_copy_that_ends_between_two_batches_says_how_much_mark_knows_to_be_missing(self, copy: Path) -> None:
+        """A file that was copied before MARK, while the server wrote, is the same as one that was truncated there."""
+        last, mark = scan.segments(copy)[-1], scan.read_mark(copy)
+        cut = [each.header.position for each in walk(Log.of(copy)) if isinstance(each, Batch)][-2]
+        os.truncate(last.path, cut - last.base)
+        report, view = verify(copy), reach(Directory(copy))
+        assert (report.mark, report.end, report.problems, view.vouched) == (0, cut, [], False)
+        for text in (report.notes[-1], view.doubt(copy)):
+            assert f"reaches to position {cut}, and its MARK to {mark}: {mark - cut} bytes are missing" in text
+
+    def test_mark_that_was_copied_before_the_segments_leaves_the_end_unknown(self, copy: Path) -> None:
+        mark = [each.header.position for each in walk(Log.of(copy)) if isinstance(each, Batch)][-2]
+        (copy / "MARK").write_bytes(scan.pack_mark(mark, 0, (1, 1)))
+        assert (verify(copy).mark, verify(copy).records, look(copy).vouched) == (0, 50, False)
 
 
 class TestMark:

@@ -20,13 +20,14 @@ from fyrehose.offline.backup import Backup, restore
 from fyrehose.offline.mirror import Replica
 from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import verify
+from fyrehose.offline.walk import Batch, Log, walk
 
 SAMPLE = VouchedEnd(bytes(range(16)), 4096, 8192, 7, 9000, 9800, 0xABCDEF01)
 
 
-def backed_up(source: Path, target: Path) -> None:
+def backed_up(source: Path, target: Path, mirror: bool = False) -> None:
     with Replica(target, Files()) as replica:
-        Backup(Directory(source), replica).run()
+        Backup(Directory(source), replica, mirror=mirror).run()
 
 
 @pytest.fixture
@@ -96,7 +97,10 @@ def flip(path: Path, at: int) -> None:
 
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
     "first segment": (lambda copy: scan.segments(copy)[0].path.unlink(), "lacks its oldest segments"),
-    "last segment": (lambda copy: scan.segments(copy)[-1].path.unlink(), r"had \d+ records?; \w+.segment is missing"),
+    "last segment": (
+        lambda copy: scan.segments(copy)[-1].path.unlink(),
+        r"\w+.segment is missing, .* of its 50 records are missing",
+    ),
     "middle segment": (lambda copy: scan.segments(copy)[1].path.unlink(), "lacks the positions"),
     "all segments": (lambda copy: [each.path.unlink() for each in scan.segments(copy)], "lacks its oldest segments"),
     "half of the last": (
@@ -150,6 +154,45 @@ def test_an_older_end_of_the_same_backup_vouches_for_less(source: Any, tmp_path:
     assert verify(copy).records == 50
     restore(Directory(copy), tmp_path / "restored", Files())
     assert verify(tmp_path / "restored").records == 50
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_the_number_of_missing_records_is_exact_whichever_segment_is_missing(copy: Path, which: int) -> None:
+    found = scan.segments(copy)
+    assert len(found) == 6
+    here = sum(batch.header.records for batch in walk(Log.of(copy)) if isinstance(batch, Batch))
+    of = sum(b.header.records for b in walk(Log.of(copy)) if isinstance(b, Batch) and b.segment == found[which])
+    found[which].path.unlink()
+    assert (here, of > 0) == (50, True)
+    report = verify(copy)
+    assert f"by the file END; {of} of them are missing or damaged" in report.notes[-1]
+
+
+def test_the_number_of_missing_records_is_exact_in_an_incremental_and_in_a_mirrored_backup(
+    source: Any, tmp_path: Path
+) -> None:
+    """Each run adds to the number in END what it copied, and subtracts what it deleted."""
+    target = tmp_path / "b"
+    for _ in range(3):
+        source.append(b"%03d" % 7 * 500)
+        backed_up(source.directory, target)
+    end = look_at_end(target, Files())
+    assert end is not None
+    assert end.records == verify(target).records == 53
+    first, second = scan.segments(source.directory)[:2]
+    for segment in (first, second):
+        segment.path.unlink()
+    backed_up(source.directory, target, mirror=True)
+    end = look_at_end(target, Files())
+    assert end is not None
+    assert 0 < end.records == verify(target).records < 53
+    assert end.begin == scan.segments(target)[0].base == second.end
+    (target / END).unlink()
+    source.append(b"more")
+    backed_up(source.directory, target)
+    again = look_at_end(target, Files())
+    assert again is not None
+    assert again.records == end.records + 1, "counted anew"
 
 
 def test_an_unchanged_backup_keeps_its_file(source: Any, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from fyrehose.errors import JournalError, JournalFull, JournalLocked
 from fyrehose.journal.files import PIECE, Files, lock
+from fyrehose.journal.recovery import last_byte
+from fyrehose.journal.scan import SegmentReader
 from tests.doubles.files import FaultyFiles
 
 
@@ -117,6 +119,18 @@ def test_a_hole_at_the_end_of_a_file_is_found(tmp_path: Path) -> None:
     os.truncate(path, 64 << 30)
     with Files().opened(path, os.O_RDONLY) as fd:
         assert 14 <= Files().data_end(fd) <= 1 << 20
+
+
+def test_holes_in_the_middle_of_a_file_are_left_out(tmp_path: Path) -> None:
+    """A sparse file of 64 GiB is read in the time that its data takes."""
+    path = tmp_path / "0000000000000000.segment"
+    with Files().opened(path, os.O_RDWR | os.O_CREAT) as fd:
+        for at in (0, 64 << 30):
+            Files().write(fd, b"data", at)
+    with SegmentReader(path, 0) as reader:
+        found = list(reader.pieces(2, 1 << 40))
+        assert [(position, piece.rstrip(b"\0")) for position, piece in found] == [(2, b"ta"), (64 << 30, b"data")]
+        assert last_byte(reader, 10, 1 << 40) == (64 << 30) + 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

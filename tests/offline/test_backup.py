@@ -253,7 +253,8 @@ class TestCopying:
         source.close()
         copy, target = tmp_path / "copy", tmp_path / "b"
         shutil.copytree(source.directory, copy)
-        assert look(copy).mark < look(source.directory).mark, "MARK of a copy is not believed"
+        (copy / "MARK").unlink()
+        assert look(copy).mark < look(source.directory).mark, "the headers of batches are older"
         with pytest.raises(JournalEndUnknown, match=r"newer records may be missing; .* add --accept-unknown-end"):
             backed_up(copy, target)
         assert not scan.segments(target)
@@ -1026,6 +1027,7 @@ class TestRestore:
         source.close()
         copy, target = tmp_path / "copy", tmp_path / "restored"
         shutil.copytree(source.directory, copy)
+        (copy / "MARK").unlink()
         with pytest.raises(JournalEndUnknown):
             restore(Directory(copy), target, Files())
         restore(Directory(copy), target, Files(), accept_unknown_end=True)
@@ -1036,10 +1038,21 @@ class TestRestore:
         backed_up(source.directory, backup)
         third = scan.segments(backup)[2]
         flip(third.path, 500)
-        with pytest.raises(JournalCorrupt, match=f"{third.path} is damaged at byte"):
+        with pytest.raises(JournalCorrupt, match=f"{third.path} is damaged at byte.*, delete END in the copy, start a"):
             restore(Directory(backup), target, Files())
         with pytest.raises(JournalCorrupt, match="is not complete"):
             started(target)
+
+    def test_the_rest_of_a_damaged_backup_is_restored_as_the_error_says(self, source: Any, tmp_path: Path) -> None:
+        backup, copy, target = tmp_path / "b", tmp_path / "copy", tmp_path / "restored"
+        backed_up(source.directory, backup)
+        flip(scan.segments(backup)[2].path, 500)
+        shutil.copytree(backup, copy)
+        (copy / END).unlink()
+        rest = started(copy, quarantine=True)
+        assert 40 < len(rest) < 50
+        restore(Directory(copy), target, Files())
+        assert started(target) == rest
 
 
 def test_source_that_keeps_deleting_segments_is_unreachable(source: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
 from fyrehose.journal.streams import StreamLimits
+from fyrehose.offline.dump import stats
 from fyrehose.offline.verify import Report, verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
@@ -543,3 +544,19 @@ def test_a_stream_that_was_forgotten_in_a_damaged_batch_is_no_problem_of_its_own
     patch(found[0].path, at + 70, b"damage")
     (problem,) = problems(bench.directory)
     assert f"{found[0].path.name} at byte {at}" in problem
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_sparse_segments_are_verified_and_read_without_their_holes(open_journal, which: int) -> None:
+    """A sealed segment, or the last one, with a byte behind a hole of 64 GiB."""
+    bench = open_journal(segment_size=4096)
+    for i in range(50):
+        bench.append(b"%03d" % i * 100)
+    bench.close()
+    segment = scan.segments(bench.directory)[which]
+    with segment.path.open("r+b") as file:
+        file.seek(64 << 30)
+        file.write(b"x")
+    report = verify(bench.directory)
+    assert (report.records, len(report.problems)) == (50, 1 if which == 0 else 0)
+    assert stats(bench.directory).records == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -269,3 +270,18 @@ def test_unsuitable_schemas_are_refused() -> None:
         with pytest.raises(ConfigError):
             checked(StructType().add(*wrong))
     assert checked(StructType().add("topic", "string").add("seq", "long", False)).names == ["topic", "seq"]
+
+
+def test_a_stream_of_a_copy_with_an_unknown_end_warns_once(written: Opener, tmp_path: Path, caplog: Any) -> None:
+    """Also after a restart, when Spark takes the first offset from its checkpoint."""
+    journal = written()
+    journal.fill(10)
+    copy = Path(shutil.copytree(journal.directory, tmp_path / "copy"))
+    (copy / "MARK").unlink()
+    options = SourceOptions.of({"path": str(copy)})
+    offset = StreamReader(options, SEQ).initialOffset()
+    caplog.clear()
+    reader = StreamReader(options, SEQ)
+    for _ in range(3):
+        offset = reader.latestOffset(offset, ReadAllAvailable())
+    assert ["nothing vouches for its end" in each.getMessage() for each in caplog.records] == [True]

@@ -109,6 +109,7 @@ def test_damaged_journal_ends_with_status_3(data: Path, tmp_path: Path) -> None:
 def test_unknown_end_has_a_status_of_its_own_until_it_is_accepted(data: Path, tmp_path: Path) -> None:
     copy, restored = tmp_path / "copy", tmp_path / "restored"
     shutil.copytree(data, copy)
+    (copy / "MARK").unlink()
     result = run("verify", copy)
     assert (result.exit_code, "END UNKNOWN: 30 records" in result.output) == (7, True)
     for words in (("restore", copy, restored), ("backup", copy, restored)):
