@@ -385,8 +385,8 @@ class IBroker(Interface):
     def exists(stream: str) -> bool:
         """Return whether *stream* exists, that is, has had a record and is not retired."""
 
-    def bounds(stream: str) -> tuple[int, int]:
-        """See :meth:`IJournal.bounds`."""
+    def bounds(stream: str, seen: int = 0) -> tuple[int, int]:
+        """See :meth:`IJournal.bounds`; *seen* is a number that the reader has seen, and is logged if it is beyond."""
 
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""

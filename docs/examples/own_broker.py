@@ -110,7 +110,7 @@ class LastMessages:
     def exists(self, stream: str) -> bool:
         return stream in self._streams
 
-    def bounds(self, stream: str) -> tuple[int, int]:
+    def bounds(self, stream: str, seen: int = 0) -> tuple[int, int]:
         runs = self._streams.get(stream)
         return (runs[0].first_seq, runs[-1].last_seq) if runs else (1, 0)
 

@@ -210,10 +210,19 @@ class Broker(Peer):
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
         oldest, last = self.journal.bounds(stream)
         position = last if after is None else max(after, oldest - 1)
-        if position > last and not self._may_come(stream, position):
-            self._note_position(stream, position, last)
+        if self.is_beyond(stream, position, last):
             position = oldest - 1  # the number is one of another journal
         return self.fanout.subscribe(stream, position, last, sink, owner)
+
+    def is_beyond(self, stream: str, position: int, last: int) -> bool:
+        """Return whether number *position*, which a reader has seen, is one of another journal; log the first such one.
+
+        :param last: the last number of the stream here
+        """
+        other = position > last and not self._may_come(stream, position)
+        if other:
+            self._note_position(stream, position, last)
+        return other
 
     def _may_come(self, stream: str, seq: int) -> bool:
         """Return whether another server of the cluster may have delivered record *seq*, which is not here yet.

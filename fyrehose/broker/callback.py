@@ -136,7 +136,7 @@ class CallbackBroker:
         """Return whether anything was published into *stream*."""
         return stream in self._ends
 
-    def bounds(self, stream: str) -> tuple[int, int]:
+    def bounds(self, stream: str, seen: int = 0) -> tuple[int, int]:
         """Return an empty range behind the last number of *stream*."""
         last = self._ends.get(stream, 0)
         return last + 1, last

@@ -173,9 +173,14 @@ class Peer:
         self.check(Action.SUBSCRIBE, stream)
         return stream in self.broker.journal.ends()
 
-    def bounds(self, stream: str) -> tuple[int, int]:
+    def bounds(self, stream: str, seen: int = 0) -> tuple[int, int]:
+        """Return the first and the last number of *stream*.
+
+        :param seen: a number that the reader has seen; the log says so if the stream has not reached it
+        """
         self.check(Action.SUBSCRIBE, stream)
         bounds: tuple[int, int] = self.broker.journal.bounds(stream)
+        self.broker.is_beyond(stream, seen, bounds[1])
         return bounds
 
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:

@@ -5,7 +5,6 @@ view(b'{"mark": 4096, "segments": [[0, 4096]], ...}') -> View      another progr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.subscriptions import MAX_POSITION, MAX_SUBSCRIPTIONS, MAX_TIME, FileSubscription, checked_name
+from fyrehose.ndjson import json_object
 from fyrehose.offline.view import Extent, View
 
 
@@ -72,10 +72,7 @@ def subscriptions(data: bytes) -> list[FileSubscription]:
 
 def _object(data: bytes) -> dict[str, Any]:
     with _decoding("JSON"):
-        found = json.loads(data)
-        if not isinstance(found, dict):
-            raise TypeError
-    return found
+        return json_object(data)
 
 
 def _number(value: object, most: int) -> int:
@@ -89,5 +86,5 @@ def _number(value: object, most: int) -> int:
 def _decoding(part: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise InvalidAnswer(f"its answer has no valid {part}") from error

@@ -309,7 +309,7 @@ class _Connection:
         for attempt in range(TRIES):
             connected = self._client.connected
             try:
-                return self._checked(path, self._client.ask(method, path, body, headers, largest))
+                return self._checked(path, self._client.ask(method, path, body, headers, largest), bool(headers))
             except RemoteProtocolError as error:
                 why = str(error)[:MOST_SHOWN]
                 raise JournalUnreachable(f"{url} does not answer as `fyrehose journal serve` does: {why!r}") from error
@@ -323,8 +323,14 @@ class _Connection:
                 time.sleep(self._server.first_pause_s * 2**attempt)
         raise AssertionError("unreachable: the last try raises or returns")
 
-    def _checked(self, path: str, answer: ServerAnswer) -> bytes:
+    def _checked(self, path: str, answer: ServerAnswer, ranged: bool) -> bytes:
+        """Return the body of an answer.
+
+        :param ranged: whether the request asked for a part of the file
+        """
         url, status = self._server.url, answer.status
+        if status == 200 and ranged:
+            raise JournalUnreachable(f"{url}{path}: all of the file was sent; a proxy must pass the header Range on")
         if status == 404 and answer.media_type != "application/json":
             # A proxy does not know whether a file was deleted.
             raise JournalUnreachable(f"{url} is no `fyrehose journal serve`, or a proxy answered for it with 404")

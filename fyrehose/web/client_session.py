@@ -18,6 +18,7 @@ import attrs
 import h11
 
 from fyrehose.errors import RemoteProtocolError
+from fyrehose.ndjson import json_object
 from fyrehose.records import Buffer
 from fyrehose.web.tokens import authorization
 
@@ -63,10 +64,10 @@ class ServerAnswer:
         if self.media_type != "application/json" or self.status in _OF_A_PROXY:
             return None
         try:
-            found = json.loads(self.body)
-        except (ValueError, RecursionError):
+            found = json_object(self.body)
+        except ValueError:
             return None
-        if not isinstance(found, dict) or (self.status >= 400 and not isinstance(found.get("error"), str)):
+        if self.status >= 400 and not isinstance(found.get("error"), str):
             return None
         return found
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
@@ -97,6 +98,17 @@ def test_subscription_beyond_the_end_begins_with_the_oldest_record(server: Serve
     subscription.resumeProducing()
     server.settle()
     assert [record.seq for record in sink.records] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("seen", "lines"), [(0, 0), (3, 0), (4, 1), (1 << 40, 1)])
+def test_reader_that_has_seen_a_number_beyond_the_end_is_logged_once(server: Server, seen: int, lines: int) -> None:
+    server.publish(b"1", b"2", b"3")
+    with capturedLogs() as events:
+        for _ in range(2):
+            assert server.broker.bounds("s", seen) == (1, 3)
+    found = [text for event in events if "an older copy" in (text := formatEvent(event))]
+    assert len(found) == lines
+    assert all(f"after number {seen} of stream 's', which ends at 3" in text for text in found)
 
 
 @pytest.mark.parametrize(("role", "position"), [(ServerRole.FOLLOWER, 20), (ServerRole.LEADER, 0)])

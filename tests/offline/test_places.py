@@ -21,7 +21,7 @@ from fyrehose.errors import ConfigError, JournalError, JournalUnreachable
 from fyrehose.journal import scan, subscriptions
 from fyrehose.offline.places import TOKEN_FILE, Directory, Missing, RemoteJournal, place
 from fyrehose.offline.serve import ServeFactory
-from tests.doubles.answering import Answering, proxy
+from tests.doubles.answering import Answering, answer, proxy
 
 Opener = Callable[..., Any]
 
@@ -219,6 +219,15 @@ def test_unreachable_server_is_reported() -> None:
 def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None:
     with Answering([proxy(404)]) as there, pytest.raises(JournalUnreachable, match="a proxy answered for it with 404"):
         RemoteJournal(there.url).open(0, 100)
+
+
+def test_a_proxy_that_sends_a_whole_segment_for_a_part_is_reported() -> None:
+    """Its first bytes would be taken for those of the part, and the segment for damaged."""
+    answers = [answer(200), answer(206, b"part"), answer(200, b"whole")]
+    with Answering(answers) as there, RemoteJournal(there.url, first_pause_s=0).open(0, 100) as reader:
+        assert bytes(reader.read(4, 4)) == b"part"
+        with pytest.raises(JournalUnreachable, match="a proxy must pass the header Range on"):
+            reader.read(50, 5)
 
 
 @pytest.mark.parametrize(

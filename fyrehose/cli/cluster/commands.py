@@ -8,7 +8,6 @@ it is answered, so that the next leader carries it out if this leader is lost.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.program import Commands
 from fyrehose.cluster.members import ChangeKind, MemberChange, Members, is_name
 from fyrehose.cluster.overview import parsed
+from fyrehose.cluster.peers import ClusterPeer
 from fyrehose.cluster.settings import ReplicationSettings, server_name
 from fyrehose.cluster.stream import (
     CONNECT_TIMEOUT_S,
@@ -37,6 +37,7 @@ from fyrehose.cluster.stream import (
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.imports import NATS
 from fyrehose.journal.format import Damage
+from fyrehose.ndjson import json_object
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 
@@ -266,11 +267,8 @@ async def survey(
     enough = asyncio.Event()
 
     async def receive(message: Any) -> None:
-        with suppress(
-            ValueError, TypeError, AttributeError
-        ):  # somebody else may publish other messages to this subject
-            said = json.loads(message.data)
-            heard[server_name(said.get("name"))] = said
+        if (said := _said(message.data)) is not None:
+            heard[server_name(said["name"])] = said
             if until(said):
                 enough.set()
 
@@ -287,6 +285,11 @@ async def survey(
         await client.close()
     said = [str(each) for each in errors if isinstance(each, Error)] if log is None else []
     return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
+
+
+def _said(message: bytes) -> dict[str, Any] | None:
+    """Decode a message of a server of the cluster; return None for others, which anybody may publish."""
+    return None if ClusterPeer.unpack(message, 0.0) is None else json_object(message)
 
 
 async def _log(client: Any, stream: str) -> dict[str, Any] | None:
@@ -318,9 +321,9 @@ async def _reach(url: str) -> NatsServer:
                 line = await reader.readline()
             finally:
                 writer.close()
-        info = json.loads(line.removeprefix(b"INFO "))
+        info = json_object(line.removeprefix(b"INFO "))
         return NatsServer(shown, True, str(info.get("server_name", "")), str(info.get("version", "")))
-    except (OSError, ValueError, AttributeError):  # a TimeoutError is an OSError
+    except (OSError, ValueError):  # a TimeoutError is an OSError
         return NatsServer(shown, False)
 
 
@@ -463,8 +466,11 @@ async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float)
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(message: Any) -> None:
-        said = json.loads(message.data)
-        if leading(said) and said.get("answer", {}).get("id") == change.ident:
+        said = _said(message.data)
+        if said is None or not leading(said):
+            return
+        answer = said.get("answer")
+        if isinstance(answer, dict) and answer.get("id") == change.ident:
             answers.put_nowait(said)
 
     client = await connect(settings, [])

@@ -281,7 +281,7 @@ class HttpProtocol(WebProtocol):
         if not self.broker.exists(event.stream):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
         else:
-            first, last = self.broker.bounds(event.stream)
+            first, last = self.broker.bounds(event.stream, event.first - 1)
             self._send_records(event, [(event.stream, max(event.first, first), last)], {})
 
     def _origin(self) -> dict[str, str]:

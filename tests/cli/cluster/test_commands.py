@@ -34,6 +34,7 @@ KNOWN: list[dict[str, Any]] = [
 LEADER = {
     "name": "a",
     "state": "leader",
+    "incarnation": 7,
     "epoch": 3,
     "position": 5000,
     "address": "10.0.0.1:8117",
@@ -223,6 +224,8 @@ class Client:
             self.members = change.apply(self.members)
         except FyrehoseError as error:
             refused = str(error)
+        for foreign in (b"no JSON", b"[" * 60_000, b"[1]", json.dumps({**LEADER, "answer": "yes"}).encode()):
+            await self._heard(Message(foreign))
         for ident in ("another", change.ident):
             said = {**LEADER, "listed": self.members.pack().decode(), "answer": {"id": ident, "refused": refused}}
             await self._heard(Message(json.dumps(said).encode()))

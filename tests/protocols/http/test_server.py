@@ -11,7 +11,7 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
-from twisted.logger import formatEvent
+from twisted.logger import capturedLogs, formatEvent
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
@@ -965,6 +965,15 @@ def test_follower_beyond_the_end_is_told_of_a_restart_and_gets_the_stream_from_i
     assert told(heard) == [*before, *(("message", f"e1:{number}") for number in range(1, 6))]
     assert b"id: e1:6\n" in peer.hear()
     assert server.count("restarted") == 1
+
+
+@pytest.mark.parametrize(("first", "lines"), [(5, 0), (6, 0), (7, 1)])
+def test_read_beyond_the_end_is_logged(make: Make, first: int, lines: int) -> None:
+    server = make(epoch="e1")
+    server.publish(*(b"%d" % number for number in range(5)))
+    with capturedLogs() as events:
+        assert server.connect().ask(f"GET /streams/s?from={first}").status == 200
+    assert len([1 for event in events if "this journal is an older copy" in formatEvent(event)]) == lines
 
 
 @pytest.mark.parametrize("words", [("?from=3&epoch=e0",), ("", "Last-Event-ID: e0:2"), ("?from=1&epoch=e0",)])
