@@ -43,6 +43,17 @@ def loaded(data: bytes) -> Any:
     return found
 
 
+def json_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object *data* of a peer; see :func:`loaded`.
+
+    :raises ValueError: it is something else
+    """
+    found = loaded(data)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 

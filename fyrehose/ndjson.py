@@ -30,20 +30,6 @@ KEPT = 1_024
 _Decoder = getincrementaldecoder("utf-8")
 
 
-def json_object(data: bytes | str) -> dict[str, Any]:
-    """Decode a JSON object that another program has sent.
-
-    :raises ValueError: it is something else, or is nested too deeply
-    """
-    try:
-        found = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("it is no object")
-    return found
-
-
 def fields(record: Record) -> dict[str, Any]:
     """Return the fields of *record* that have a value, without its payload."""
     candidates: dict[str, Any] = {

@@ -8,7 +8,7 @@ The server itself is a peer, too: :class:`.Broker`, which has all rights and no 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
@@ -19,7 +19,7 @@ from fyrehose.broker.consuming import Consuming
 from fyrehose.broker.fanout import Cursor
 from fyrehose.broker.publisher import DeferredPublisher, Publisher, Settled, fire, publish_deferred
 from fyrehose.broker.run_checks import check_publish
-from fyrehose.errors import PublishError
+from fyrehose.errors import InvalidName, PublishError
 from fyrehose.identity import Action, Identity, network_of
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.net.inflight import Account, InFlight
@@ -116,10 +116,22 @@ class Peer:
         runs, own = tuple(runs), tuple(own)
         publisher = self.publisher(None, fire)
         try:
-            check_publish(runs, own, key)
+            self.check_publish(runs, own, key)
         except PublishError as refusal:
             return fail(refusal)
         return publish_deferred(publisher, runs, own, key)
+
+    def check_publish(self, runs: Sequence[Run], own: Sequence[Run], key: str | None) -> None:
+        """Check runs that code outside this package has made; the kernels make no other runs than valid ones.
+
+        :raises InvalidRun: the journal cannot store them; see :func:`.run_checks.check_publish`
+        :raises InvalidName: a name is invalid, or reserved for the server; a policy judges that for peers with rights
+        """
+        check_publish(runs, own, key)
+        if self.rights is None and (reserved := next((run.stream for run in runs if run.stream.startswith(".")), "")):
+            raise InvalidName(
+                f"invalid stream name {reserved[:80]!r}: names that begin with a dot are the server's own"
+            )
 
     # Subscribing and reading.
 
@@ -218,7 +230,22 @@ def _permit_all(action: Action, stream: str) -> bool:
     return True
 
 
-def publisher_for(broker: IBroker, account: Account | None, settled: Settled) -> Publisher | DeferredPublisher:
+@attrs.define(eq=False)
+class CheckedPublisher:
+    """The publisher of a protocol of another package, whose runs are checked; see :class:`.Publisher`."""
+
+    peer: Peer
+    publisher: Publisher
+
+    def publish(self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
+        """Publish *runs*; raise the error if they are invalid, or refused at once."""
+        self.peer.check_publish(runs, own, key)
+        self.publisher.publish(runs, note, own, key)
+
+
+def publisher_for(
+    broker: IBroker, account: Account | None, settled: Settled, checked: bool = False
+) -> Publisher | CheckedPublisher | DeferredPublisher:
     """Return a publisher for one peer, or for one listener on behalf of many peers.
 
     A broker of another package publishes by Deferreds; this package's own makes no object for each publish.
@@ -228,7 +255,9 @@ def publisher_for(broker: IBroker, account: Account | None, settled: Settled) ->
     :param settled: called once for each commit that has publishes of this publisher, with these publishes in their
         order, and with None if they are durable, so that they may be acknowledged, or else with the error; their
         memory is released already
+    :param checked: whether code of another package makes the runs, so that they are checked
     """
     if isinstance(broker, Peer):
-        return broker.publisher(account, settled)
+        publisher = broker.publisher(account, settled)
+        return CheckedPublisher(broker, publisher) if checked else publisher
     return DeferredPublisher(broker, account, settled)

@@ -28,7 +28,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.peer import publisher_for
+from fyrehose.broker.peer import CheckedPublisher, publisher_for
 from fyrehose.broker.publisher import DeferredPublisher, Publisher
 from fyrehose.errors import (
     Broken,
@@ -167,7 +167,7 @@ class SessionProtocol(TwistedProtocol):
     account: Account
     turns: Turns  #: the turns of all work of the server
     input_share: str  #: the share of turns that pays for the input of the peer's network
-    publisher: Publisher | DeferredPublisher  #: publishes with the rights of the peer
+    publisher: Publisher | CheckedPublisher | DeferredPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
     def __init__(self, factory: Any, session: Session) -> None:
@@ -602,7 +602,8 @@ class SessionProtocol(TwistedProtocol):
     def use_rights(self) -> None:
         """Switch to a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
-        self.publisher = publisher_for(self.broker, self.account, self.settle)
+        foreign = not type(self).__module__.startswith("fyrehose.")
+        self.publisher = publisher_for(self.broker, self.account, self.settle, checked=foreign)
 
     def _check_admitted(self) -> None:
         """Refuse the peer if no rule of the policy allows it anything, even with the proofs that it may send later."""

@@ -13,7 +13,7 @@ from typing import Any
 from fyrehose.errors import ConfigError, JournalError
 from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.subscriptions import MAX_POSITION, MAX_SUBSCRIPTIONS, MAX_TIME, FileSubscription, checked_name
-from fyrehose.ndjson import json_object
+from fyrehose.jsontext import json_object
 from fyrehose.offline.view import Extent, View
 
 

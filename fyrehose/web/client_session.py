@@ -18,7 +18,7 @@ import attrs
 import h11
 
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.ndjson import json_object
+from fyrehose.jsontext import json_object
 from fyrehose.records import Buffer
 from fyrehose.web.tokens import authorization
 

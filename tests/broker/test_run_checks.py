@@ -10,10 +10,12 @@ from typing import Any
 
 import attrs
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.peer import publisher_for
+from fyrehose.broker.publisher import fire
 from fyrehose.broker.run_checks import check_draft
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import FyrehoseError, PublishError, StreamError
@@ -63,6 +65,7 @@ BAD: dict[str, Callable[[], Any]] = {
     **{f"new {field} {text!r:.12}": lambda field=field, text=text: draft(**{field: text})
        for field in TEXTS for text in BAD_TEXTS[:3]},
     "no stream name": lambda: draft(stream=""),
+    "a stream of the server's own": lambda: draft(stream=".relink/links"),
     "stream None": lambda: assigned(stream=None),
     "source None": lambda: assigned(source=None),
     "source of 300 bytes in 150 characters": lambda: draft(source="ü" * 150),
@@ -121,7 +124,10 @@ def test_run_that_cannot_be_stored_fails_its_own_publish_only(broker: Broker, ma
         return
     assert isinstance(outcome(lambda: broker.publish([run])), PublishError)
     assert isinstance(outcome(lambda: broker.publish([draft(b"good"), run])), PublishError)
-    assert isinstance(outcome(lambda: broker.publish([draft(b"good")], [run])), PublishError)
+    if getattr(run, "stream", None) != ".relink/links":
+        assert isinstance(outcome(lambda: broker.publish([draft(b"good")], [run])), PublishError)
+    with pytest.raises(PublishError):
+        publisher_for(broker, None, fire, checked=True).publish([draft(b"good"), run], Deferred())
     assert dict(broker.journal.ends()) == {}
     assert_sound(broker)
 

@@ -37,7 +37,7 @@ from fyrehose.cluster.stream import (
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.imports import NATS
 from fyrehose.journal.format import Damage
-from fyrehose.ndjson import json_object
+from fyrehose.jsontext import json_object
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 

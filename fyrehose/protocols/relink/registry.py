@@ -139,7 +139,7 @@ class Registry:
             self._saved,
             self.broker.read,
             self.broker.bounds,
-            lambda runs: self.broker.publish(runs),
+            lambda runs: self.broker.publish((), runs),
             everything=self._everything,
             checkpoint_bytes=CHECKPOINT,
         )
@@ -396,7 +396,7 @@ class Registry:
                 log.failure("relink: handling the result of a write failed")
             entry.write_finished()
 
-        self.broker.publish((record,)).addBoth(ended)
+        self.broker.publish((), (record,)).addBoth(ended)
 
     def _pack_entry(self, entry: LinkEntry) -> bytes:
         """Return *entry* as bytes for the stream of links."""
