@@ -36,7 +36,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.tcp import on
 from fyrehose.offline.view import look
 from fyrehose.sessions import PIECE
-from fyrehose.web.session import RequestHead, WebSession
+from fyrehose.web.session import RequestBody, RequestHead, WebSession
 from fyrehose.web.shell import WebProtocol, WebSettings, token_of
 from fyrehose.web.tokens import same
 
@@ -63,35 +63,40 @@ class Asked:
 
 
 @attrs.define(eq=False)
+class Asking(RequestBody):
+    """Keeps the beginning of the body of a request."""
+
+    request: RequestHead
+    body: bytes = b""
+
+    def add(self, data: bytes) -> Iterable[object]:
+        self.body = (self.body + data)[: _MAX_DIGITS + 1]
+        return ()
+
+    def end(self) -> Iterable[object]:
+        return (Asked(self.request, self.body),)
+
+    @property
+    def expected(self) -> int:
+        return _MAX_DIGITS + 1
+
+    @property
+    def buffered(self) -> int:
+        return len(self.body)
+
+
+@attrs.define(eq=False)
 class ServeSession(WebSession):
     """A session that checks the token of requests, and keeps only the beginning of their bodies."""
 
     token: str | None = attrs.field(default=None, kw_only=True)
-    _request: RequestHead | None = attrs.field(default=None, init=False)
-    _body: bytes = attrs.field(default=b"", init=False)
 
     def on_request(self, request: RequestHead) -> Iterable[object]:
-        self._request, self._body = request, b""
         if self.token is None or same(token_of(request), self.token):
+            self.exchange.body = Asking(request)
             return ()
         detail = "missing or wrong token; send Authorization: Bearer TOKEN, as in --token-file"
         return self.refuse(401, "bad-token", detail, {"WWW-Authenticate": "Bearer"})
-
-    def on_body(self, data: bytes) -> Iterable[object]:
-        self._body = (self._body + data)[: _MAX_DIGITS + 1]
-        return ()
-
-    def on_body_end(self) -> Iterable[object]:
-        assert self._request is not None
-        return (Asked(self._request, self._body),)
-
-    @property
-    def body_expected(self) -> int:
-        return _MAX_DIGITS + 1
-
-    @property
-    def body_buffered(self) -> int:
-        return len(self._body)
 
 
 class ServeProtocol(WebProtocol):
