@@ -380,7 +380,7 @@ class TestRetiring:
     def test_a_stream_that_cannot_be_retired_is_refused_and_no_other_is_retired(self) -> None:
         broker, journal, _ = make()
         broker.listeners.append(listener("bound"))
-        broker.publish([*drafts(b"a"), *drafts(b"a", stream=".own"), *drafts(b"a", stream="bound")])
+        broker.publish([*drafts(b"a"), *drafts(b"a", stream="bound")], drafts(b"a", stream=".own"))
         for stream, kind, said in (
             ("none", NoSuchStream, "there is no stream 'none'"),
             (".own", StreamInUse, "reserved for the server"),

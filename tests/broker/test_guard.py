@@ -102,7 +102,7 @@ def test_refusal_without_a_policy_advises_the_option() -> None:
 
 def test_the_broker_itself_allows_everything() -> None:
     world = World()
-    assert world.broker.publish([draft(".own")]).result == (1,)
+    assert world.broker.publish([], [draft(".own")]).result == (1,)
     assert world.broker.permits(Action.PUBLISH, ".own")
     world.broker.check(Action.SUBSCRIBE, ".own")
     assert world.peer.identified(HERE) is world.broker.identified(HERE)

@@ -46,7 +46,10 @@ def always(answer: bytes) -> Answer:
 
 def journal(rest: bytes = b"x" * 64, **fields: object) -> Answer:
     """Answer /journal with *fields*, and every other request with *rest*."""
-    return lambda path: iter([ok(json.dumps({**JOURNAL, **fields}).encode() if path == "/journal" else rest)])
+    said = ok(json.dumps({**JOURNAL, **fields}).encode())
+    return lambda path: iter(
+        [said if path == "/journal" else ok(rest, "206 Part" if "/segments" in path else "200 OK")]
+    )
 
 
 def subscriptions(body: bytes) -> Answer:
@@ -132,7 +135,7 @@ REFUSED: dict[str, tuple[Answer, str]] = {
     "no-object": (always(ok(b"[]")), "is no `fyrehose journal serve`"),
     "no-fields": (always(ok(b"{}")), "is no `fyrehose journal serve`"),
     "infinite": (always(ok(b'{"mark": 1e400, "segments": [], "snapshots": []}')), "mark"),
-    "nan": (always(ok(b'{"mark": NaN, "segments": [], "snapshots": []}')), "mark"),
+    "nan": (always(ok(b'{"mark": NaN, "segments": [], "snapshots": []}')), "JSON"),
     "text": (journal(mark="100"), "mark"),
     "true": (journal(mark=True), "mark"),
     "negative": (journal(mark=-5, segments=[[-100, -5]]), "mark"),
@@ -146,7 +149,7 @@ REFUSED: dict[str, tuple[Answer, str]] = {
     "three": (journal(segments=[[0, 50, 100]]), "segments"),
     "segments-null": (journal(segments=None), "segments"),
     "segments-infinite": (always(ok(b'{"mark": 100, "segments": [[0, 1e400]]}')), "segments"),
-    "surrogate": (journal(identity="\ud800"), "identity"),
+    "surrogate": (journal(identity="\ud800"), "JSON"),
     "short-identity": (journal(identity="00"), "identity"),
     "identity-number": (journal(identity=5), "identity"),
     "snapshots": (journal(snapshots=[-1, HUGE]), "snapshots"),
@@ -167,7 +170,7 @@ REFUSED: dict[str, tuple[Answer, str]] = {
     "subscription-huge": (subscriptions(json.dumps(named("a", HUGE)).encode()), "subscription"),
     "subscription-late": (subscriptions(json.dumps(named("a", 5, HUGE)).encode()), "subscription"),
     "subscription-null": (subscriptions(b'{"a": null}'), "subscription"),
-    "subscription-surrogate": (subscriptions(b'{"\\ud800": {"position": 1, "time": 5}}'), "subscription"),
+    "subscription-surrogate": (subscriptions(b'{"\\ud800": {"position": 1, "time": 5}}'), "JSON"),
     "subscriptions-many": (
         subscriptions(json.dumps({k: v for n in range(65) for k, v in named(f"s{n}").items()}).encode()),
         "subscriptions",

@@ -880,7 +880,9 @@ def test_delete_that_cannot_retire_a_stream_is_refused(make: Make, line: str, st
     server.broker.listeners.append(
         Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
     )
-    server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", ".own", "bound")])
+    server.broker.publish(
+        [Run.of(stream, [b"x"], source="test") for stream in ("s", "bound")], [Run.of(".own", [b"x"], source="test")]
+    )
     peer = server.connect()
     answer = peer.ask(line)
     assert answer.status == status

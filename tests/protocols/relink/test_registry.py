@@ -38,7 +38,7 @@ def test_lost_links_advance_the_epoch_even_if_the_clock_goes_back(make_server: A
     server = make_server()
     peer = used(server, b"x")
     epoch = server.registry.epoch
-    server.broker.publish([module.Run.of(STREAM, [pack(RecordKind.ENTRY, epoch, 1, b"damaged")], source=SOURCE)])
+    server.broker.publish((), [module.Run.of(STREAM, [pack(RecordKind.ENTRY, epoch, 1, b"damaged")], source=SOURCE)])
     server.now = 7
     server.restart()
     assert server.registry.epoch == epoch + 1
@@ -55,7 +55,7 @@ def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
     (entry,) = server.registry.entries.values()
     body = entry.name + b"\xff"
     server.broker.publish(
-        [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
+        (), [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
     )
     server.restart()
     assert not server.registry.entries
@@ -68,7 +68,7 @@ def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any
         peer.leave()
     body = list(server.registry.entries)[1] + b"\xff"
     server.broker.publish(
-        [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
+        (), [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
     )
     server.restart()
     peers = [used(server, b"y") for _ in range(2)]
@@ -246,7 +246,7 @@ def test_no_checkpoint_is_written_before_one_is_due(make_server: Any) -> None:
 
 def test_one_checkpoint_is_written_at_a_time(make_server: Any) -> None:
     server = make_server(auto=False)
-    server.broker.publish([module.Run.of(STREAM, [b"of somebody else"], source="test")])
+    server.broker.publish((), [module.Run.of(STREAM, [b"of somebody else"], source="test")])
     server.journal.commit()
     server.journal.forget(STREAM, 2)
     server.clock.pump([1.0] * 5)
