@@ -9,7 +9,7 @@ const client = () => new Fyrehose(url, { retries: 20 }); // a busy machine start
 async function publish() {
   for (const each of payloads) {
     await client().publish("js", each);
-    await new Promise((resolve) => setTimeout(resolve, 100));
+    await new Promise((resolve) => setTimeout(resolve, 400));
   }
 }
 

@@ -111,7 +111,7 @@ def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
         server.stop()
         listener.join(60)
         assert follower.wait(60) == 0, "curl reports an error when the server stops"
-    assert [line.rpartition(b":")[2] for line in heard if line.startswith(b"id:")] == [b"1\n", b"2\n"]
+    assert [line.rpartition(b":")[2] for line in heard if line.startswith(b"id:")] == [b"0\n", b"1\n", b"2\n"]
 
 
 def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ DOWN_S = 2.0
 #: How often the server is killed by `make test`, and by `make torture`, which takes ten minutes for each proxy.
 KILLS = (3, 75)
 #: Messages that the command publishes for each kill, and those of the client in JavaScript, which pauses after each.
-COUNT, JS_COUNT = 750, 40
+COUNT, JS_COUNT = 750, 10
 
 
 @attrs.define(eq=False)
