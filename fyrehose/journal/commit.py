@@ -163,6 +163,7 @@ class Commits:
             retired = writer.retire(streams)
             result = Committed([], writer.position, writer.durable, None, retired=retired)
         except Exception:
+            self.failed = True
             result = Failure()
         return Commit([publish], 0, began, time.monotonic(), result)
 

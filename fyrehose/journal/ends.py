@@ -126,7 +126,7 @@ class VouchedEnd:
         lost = self.records - records_between(directory, self.begin, self.position)
         return JournalCorrupt(
             f"{directory} is shorter than its file {END} says: it ended at position {self.position}, {what}, and "
-            f"{lost} of its {counted(self.records, 'record')} are missing; copy the missing files again, or restore "
+            f"{lost:,} of its {counted(self.records, 'record')} are missing; copy the missing files again, or restore "
             "another copy"
         )
 

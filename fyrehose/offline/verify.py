@@ -162,7 +162,7 @@ class _Verifier:
             end, name = self.end, scan.path_of(self.directory, self.end.base).name
             self.report.notes.append(
                 f"there were {counted(end.records, 'record')} up to position {end.position}, in {name}, by the file "
-                f"{END}; {end.records - self._records} of them are missing or damaged"
+                f"{END}; {end.records - self._records:,} of them are missing or damaged"
             )
         if self._last is not None and not self._last.sealed:
             self.store.open(self._sealed, self._index)

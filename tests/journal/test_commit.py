@@ -324,6 +324,13 @@ class FakeWriter:
     times: list[tuple[int, int]] = attrs.field(factory=list)
     error: Exception | None = None
     meanwhile: Callable[[], object] = lambda: None
+    position: int = 0
+    durable: int = 0
+
+    def retire(self, streams: Sequence[str]) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        return []
 
     def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
         if self.error is not None:
@@ -494,6 +501,20 @@ def test_nothing_is_written_after_a_failed_commit_until_failed_is_reset(rig: Rig
     rig.worker.work()
     assert isinstance(rig.done[2].result, Committed)
     assert rig.writer.payloads == [b"c"]
+
+
+@pytest.mark.parametrize("error", [NoRoom("none"), OSError("the disk failed")])
+def test_nothing_is_written_after_a_failed_retirement_in_front_of_it(rig: Rig, error: Exception) -> None:
+    """The writer's thread must not wait until the reactor knows of the failure."""
+    rig.writer.error = error
+    rig.commits.retire(Publish([], 0, None, None), ["s"])
+    rig.submit(b"behind")
+    job, _ = rig.worker.jobs[0]
+    job()
+    rig.writer.error = None
+    _, behind = rig.worker.jobs
+    behind[0]()
+    assert not rig.writer.payloads
 
 
 def test_two_threads_lose_no_publish_and_keep_the_order(rig: Rig) -> None:
