@@ -98,6 +98,7 @@ LONGEST = (
     "tests/live/test_cluster.py",
     "tests/live/test_streams.py",
     "tests/live/test_pipeline.py",
+    "tests/live/test_proxy.py",
     "tests/live/test_completion.py",
     "tests/live/test_lumberjack.py",
     "tests/live/test_cluster_status.py",
