@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN = .venv/bin
 PACKAGING = setup.cfg setup.py pyproject.toml
-KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd fyrehose/protocols/eventbus/*.pyx)
-BUILT = fyrehose/kernels/native/*.so fyrehose/protocols/eventbus/*.so
+KERNELS = $(wildcard fyrehose/kernels/native/*.pyx fyrehose/kernels/native/*.pxd)
+BUILT = fyrehose/kernels/native/*.so
 # Tests that are run again with the pure-Python kernels: the protocols that use one. tests/kernels runs each kernel in both.
 PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack relink)
 # Number of processes that compute at once: the cores that the checks may take.
@@ -77,7 +77,7 @@ INSTALLED = .venv/lib/python3*/site-packages
 	@$(BIN)/python -m fyrehose.kernels
 	@touch $@
 
-# The event bus needs pyzmq, and the page prometheus-client; lumberjack is faster with isal. If one of them cannot be
+# The event bus encrypts with PyNaCl, and the page needs prometheus-client; lumberjack is faster with isal. If one of them cannot be
 # installed, serve everything else.
 packages:
 	@for extras in '[admin,eventbus,lumberjack]' '[admin,eventbus]' '[admin]' ''; do \
@@ -261,7 +261,7 @@ soak: .venv/test.stamp
 	$(BIN)/python tests/verification/torture/soak.py --minutes $(call scaled,10)
 
 .venv/bench.stamp: .venv/run.stamp
-	$(BIN)/python -m pip install --quiet --editable '.[bench,cluster-demo,eventbus,lumberjack]'
+	$(BIN)/python -m pip install --quiet --editable '.[bench,cluster-demo,eventbus,lumberjack]' pyzmq
 	@touch $@
 
 # `set -f` keeps the shell from expanding the patterns: they match names of cases, not of files.
@@ -276,4 +276,4 @@ bench-quick: .venv/bench.stamp
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis _trial_temp* .coverage*
-	rm -f fyrehose/kernels/native/*.c fyrehose/protocols/eventbus/*.c $(BUILT)
+	rm -f fyrehose/kernels/native/*.c $(BUILT)

@@ -16,8 +16,6 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("fyrehose", "kernels", "native")
-#: The only compiled module outside of the kernels, because it uses pyzmq.
-ZEROMQ = Path("fyrehose", "protocols", "eventbus", "zeromq.pyx")
 
 #: The address of the repository, such as https://example.org/fyrehose; empty: it has none.  With an address, the links
 #: of the README lead there, and a package index shows it; without one, the README on an index is text without them.
@@ -101,6 +99,6 @@ if __name__ == "__main__":
                 extra_compile_args=["-O3", "-g0"],  # Symbols for a debugger are four fifths of a kernel.
                 optional=True,
             )
-            for source in [*sorted(NATIVE.glob("*.pyx")), ZEROMQ]
+            for source in sorted(NATIVE.glob("*.pyx"))
         ],
     )

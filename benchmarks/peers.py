@@ -203,7 +203,7 @@ def _zmq_version() -> str:
     try:
         import zmq
     except ImportError:
-        raise CannotStart("pyzmq is not installed: pip install 'fyrehose[eventbus]'") from None
+        raise CannotStart("pyzmq is not installed: pip install pyzmq") from None
     return f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
 
 

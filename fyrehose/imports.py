@@ -87,7 +87,7 @@ class Extra:
 
 
 ADMIN = Extra("admin", "prometheus-client", "prometheus_client")
-EVENTBUS = Extra("eventbus", "pyzmq", "zmq")
+EVENTBUS = Extra("eventbus", "PyNaCl", "nacl", use="encrypts with")
 LUMBERJACK = Extra("lumberjack", "isal", "isal", use="inflates two and a half times as fast with")
 NATS = Extra("replication", "nats-py", "nats")
 SPARK = Extra("spark", "pyspark", "pyspark")

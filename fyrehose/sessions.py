@@ -16,8 +16,7 @@ One read may hold more events than a server wants to handle before it serves oth
 middle of its bytes, and its attribute *more* then says that further events follow.  :func:`events_of` continues until
 no more follow.
 
-The sessions of the backbone receive datagrams, and those of the event bus whole ZeroMQ messages, which are always
-complete.
+The sessions of the backbone receive datagrams, which are always complete.
 """
 
 from __future__ import annotations

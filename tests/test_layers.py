@@ -257,6 +257,11 @@ def test_protocols_name_no_private_member_of_their_shell() -> None:
     assert found == [
         "WebProtocol",
         "AdminProtocol",
+        "BusProtocol",
+        "CollectorProtocol",
+        "ReadingProtocol",
+        "PublisherProtocol",
+        "SnapshotProtocol",
         "FiggProtocol",
         "HttpProtocol",
         "LumberjackProtocol",

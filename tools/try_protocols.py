@@ -24,7 +24,7 @@ MOST_BYTES = 2 << 20
 #: How long an example program may take to answer on a busy machine, in seconds.
 PATIENCE = 60.0
 #: Packages of the server, none of which a codec may need.
-ABSENT = ("twisted", "zope", "h11", "crc32c", "click", "rich", "OpenSSL", "cryptography", "zmq")
+ABSENT = ("twisted", "zope", "h11", "crc32c", "click", "rich", "OpenSSL", "cryptography", "nacl")
 #: Golden bytes of docs/protocols: a PUBLISH of "hi" to "a", a PUSH of "hi"; of Relink a version, a hello and a message.
 FIGG = "0005 0001 00000013 00000001 61 0000000000000001 00000002 6869"
 PUSH = "02 0002 000000000000 6869"
@@ -87,15 +87,17 @@ def check_backbone() -> None:
 
 
 def check_eventbus() -> None:
-    from fyrehose.protocols.eventbus.session import EventBusServerSession
-    from fyrehose.protocols.eventbus.settings import EventBusSettings
+    from fyrehose.protocols.eventbus.session import CollectorSession, DealerSession
+    from fyrehose.protocols.eventbus.zmtp import Null
 
-    session = EventBusServerSession(EventBusSettings())
+    server, client = CollectorSession(Null(), 1_000, "s"), DealerSession()
+    while server.out or client.out:
+        client.receive_data(b"".join(server.data_to_send()))
+        server.receive_data(b"".join(client.data_to_send()))
     uuid = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
-    message = [b"client", b"/a/", bytes(8), b"me", b"2024-05-01T10:20:30.123Z", uuid, b"\x01"]
-    assert session.receive_pub(message, len(message), 0.0) is None
-    batch: Any = session.take()
-    assert [bytes(each) for run in batch.runs for each in run.payloads()] == [b"\x01"], batch
+    client.send([b"/a/", bytes(8), b"me", b"2024-05-01T10:20:30.123Z", uuid, b"\x01"])
+    (published,) = server.receive_data(b"".join(client.data_to_send()))
+    assert [bytes(each) for run in published.runs for each in run.payloads()] == [b"\x01"], published
 
 
 def check_names_of_the_server(fyrehose: Any) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fyrehose import plugins
 from fyrehose.cli import candidates
 from fyrehose.cli.client.values import DURATION, FORMAT, Parsed
 from fyrehose.cli.console import bar, table, terminal, write_json
@@ -61,7 +60,7 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
     from fyrehose.bench.trial import NAMES, measure
 
     mode = str(durability)
-    protocols, missing = _protocols(wanted, list(NAMES))
+    protocols = _protocols(wanted, list(NAMES))
     if not data_dir.is_dir():
         raise ConfigError(f"there is no directory {data_dir}; pass --data-dir DIR on the disk to measure")
     free, needed = shutil.disk_usage(data_dir).free, int(seconds * SPACE)
@@ -76,28 +75,17 @@ def bench(data_dir: Path, seconds: float, wanted: tuple[str, ...], durability: D
         write_json(as_json(report, data_dir, mode))
     else:
         show(report, data_dir, mode)
-    for line in missing:
-        click.echo(f"not measured: {line}", err=form == "json")
 
 
-def _protocols(wanted: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the protocols to measure, and the reasons why the other protocols cannot be measured.
+def _protocols(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the protocols to measure.
 
-    :raises ConfigError: one of *wanted* is unknown, or none can be measured
+    :raises ConfigError: one of *wanted* is unknown
     """
     for name in wanted:
         if name not in known:
             raise ConfigError(f"invalid --protocol {name!r}: expected {', '.join(known)}")
-    found, missing = [], []
-    for name in wanted or known:
-        extra = plugins.missing_extra(plugins.load(name))
-        if extra is not None and not extra.use:
-            missing.append(extra.missing(name))
-        else:
-            found.append(name)
-    if not found:
-        raise ConfigError(f"nothing can be measured: {'; '.join(missing)}")
-    return found, missing
+    return list(wanted or known)
 
 
 def show(report: TrialReport, directory: Path, durability: str) -> None:

@@ -5,9 +5,6 @@ module is the readable specification, and the reference in tests.  ``FYREHOSE_PU
 
 ``commit`` is the one kernel that makes system calls.  Only ``journal/files.py`` imports it, and this package does not,
 so codecs and sessions, which import this package, can do no I/O.
-
-One more native module, which reads sockets and therefore is not a kernel, stands beside its protocol:
-``fyrehose/protocols/eventbus/zeromq.pyx``.
 """
 
 from __future__ import annotations

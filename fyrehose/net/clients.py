@@ -47,7 +47,7 @@ log = Logger()
 #: The first bytes that servers of other protocols send.
 _FOREIGN = (
     (b"HTTP/", "an HTTP server, such as the http or the admin listener"),
-    (b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f", "a ZeroMQ socket, such as the eventbus listener"),
+    (b"\xff\x00\x00\x00\x00\x00\x00\x00", "a ZeroMQ socket, such as the eventbus listener"),
     (bytes(8), "a relink listener"),
     (b"\x15\x03", "one that requires TLS"),
 )

@@ -100,15 +100,6 @@ def test_options_that_cannot_be_used_are_refused(words: tuple[str, ...], error: 
     assert error in result.stderr
 
 
-def test_protocol_without_its_package_is_not_measured(
-    measured: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    result = run("--data-dir", tmp_path)
-    assert "not measured: eventbus needs pyzmq: pip install 'fyrehose[eventbus]'" in result.stdout
-    assert "eventbus" not in measured[0][1]
-
-
 def test_missing_numpy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numpy", None)
     result = run()

@@ -27,11 +27,11 @@ def test_every_protocol_is_listed() -> None:
 
 def test_missing_packages_are_listed_with_the_extra_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not installed" not in listed()
-    for name in ("zmq", "isal", "pyspark"):
+    for name in ("nacl", "isal", "pyspark"):
         monkeypatch.setitem(sys.modules, name, None)
     _, _, missing = listed().partition("\nnot installed:\n")
     assert missing.splitlines() == [
-        "  eventbus needs pyzmq: pip install 'fyrehose[eventbus]'",
+        "  eventbus encrypts with PyNaCl: pip install 'fyrehose[eventbus]'",
         "  lumberjack inflates two and a half times as fast with isal: pip install 'fyrehose[lumberjack]'",
         "  fyrehose-spark needs pyspark: pip install 'fyrehose[spark]'",
     ]

@@ -36,11 +36,11 @@ BOUNDARIES = {
         "tests/protocols/backbone/test_session_server.py::test_clients_behind_one_address_may_have_all_places"
     ),
     "eventbus.max_connections": (
-        "tests/protocols/eventbus/test_connections.py::test_15_000_connections_of_one_address_are_admitted_by_default"
+        "tests/conformance/test_eventbus_limits.py::test_all_ports_together_admit_as_many_connections_as_the_limit_says"
     ),
     "eventbus.max_payload": "tests/conformance/test_eventbus_limits.py::test_an_event_may_be_as_large_as_the_limit",
     "eventbus.timeout": (
-        "tests/protocols/eventbus/test_server.py::test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled"
+        "tests/conformance/test_eventbus_limits.py::test_a_client_that_does_not_read_is_disconnected_after_the_time_out"
     ),
     "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
     "http.longest_wait": (

@@ -14,6 +14,16 @@ import pytest
 
 import fyrehose
 from fyrehose.errors import Broken
+from fyrehose.protocols.eventbus.frames import Dialect
+from fyrehose.protocols.eventbus.session import (
+    CollectorSession,
+    DealerSession,
+    PublisherSession,
+    PubsReceived,
+    SnapshotSession,
+    SubscriberSession,
+)
+from fyrehose.protocols.eventbus.zmtp import Null, ZmtpSession, encode, pack_metadata
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
 from fyrehose.protocols.lumberjack.frames import EventRun
@@ -54,6 +64,15 @@ def linked_connector() -> ConnectorSession:
     connector = ConnectorSession(hello=Hello(terms=TERMS), new_link=lambda epoch, id_: Link(TERMS, True, epoch, id_))
     connector.receive_data(pack_version(0) + pack_reply(5, 6))
     return connector
+
+
+def from_peer(peer: ZmtpSession, *messages: bytes) -> bytes:
+    """Return the handshake of *peer*, and then *messages*."""
+    ready = Null().begin(pack_metadata({b"Socket-Type": peer.socket_type}))
+    return b"".join([peer.out[0], ready, *messages])
+
+
+BUS_EVENT = encode((b"/a/", b"null", b"me", b"2024-05-01T10:20:30.123Z", b"7d444840-9dc0-41d1-b245-5ffdce74fad2", b"x"))
 
 
 @attrs.frozen
@@ -100,6 +119,33 @@ CASES = {
         9,
     ),
     ConnectorSession: Case(linked_connector, Message(channels=(0,), parts=(b"x",)).serialize(0), consume, one, 1),
+    CollectorSession: Case(
+        lambda: CollectorSession(Null(), 1_000, "s"),
+        from_peer(DealerSession(), *[BUS_EVENT] * 3, encode((b"too few",))),
+        nothing,
+        lambda event: sum(map(len, event.runs)) if isinstance(event, PubsReceived) else 1,
+        1 + 3 + 1,
+    ),
+    SnapshotSession: Case(
+        lambda: SnapshotSession(Null(), Dialect.BINARY),
+        from_peer(DealerSession(), encode((b"SYNCSTART", b"", b"0")) * 40),
+        nothing,
+        one,
+        1 + 40,
+    ),
+    PublisherSession: Case(
+        lambda: PublisherSession(Null(), Dialect.BINARY),
+        from_peer(SubscriberSession(), *(encode((b"\1%d" % n,)) for n in range(40))),
+        nothing,
+        one,
+        1 + 40,
+    ),
+    DealerSession: Case(
+        DealerSession, from_peer(CollectorSession(Null(), 1, "s"), encode((b"a", b"b")) * 40), nothing, one, 1 + 40
+    ),
+    SubscriberSession: Case(
+        SubscriberSession, from_peer(PublisherSession(Null(), Dialect.BINARY), BUS_EVENT * 3), nothing, one, 1 + 3
+    ),
     WebSession: Case(
         WebSession,
         b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" * 3,

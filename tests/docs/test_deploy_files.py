@@ -43,7 +43,7 @@ def test_the_unit_notifies_systemd_and_is_hardened() -> None:
     assert float(service["WatchdogSec"]) > 0
     assert {service[name] for name in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
     assert service["ProtectSystem"] == "strict"
-    # ZeroMQ aborts the process if it may not set the scheduling of its threads.
+    # The server raises its own limit of open files.
     assert "@resources" not in (DEPLOY / "systemd" / "fyrehose.service").read_text().partition("~@privileged")[2]
 
 

@@ -1,32 +1,47 @@
-"""The event bus's kernels: golden labels, unusual labels, and the native against the pure version."""
+"""The event bus's kernels: golden bytes, unusual labels, ends of scans, and the native against the pure version."""
 
 from __future__ import annotations
 
 from struct import pack
 from types import ModuleType
+from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import eventbus as pure
-from tests.doubles.kernels import native_kernel
+from tests.doubles.kernels import column, native_kernel
 
 native = native_kernel("eventbus")
 only_native = pytest.mark.skipif(native is None, reason="the native kernels are not built")
 
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
 ID = bytes.fromhex("7d4448409dc041d1b2455ffdce74fad2")
+TIME, MICROS = b"2024-05-01T10:20:30.123Z", 1_714_558_830_123_000
 #: The first and the last microsecond that can be written.
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
+MOST = 1 << 30
 
 
-def event(timestamp: bytes = b"2024-05-01T10:20:30.123Z", uuid: bytes = UUID) -> list[bytes]:
-    return [b"/a/", b"null", b"me", timestamp, uuid, b"data"]
+def event(
+    topic: bytes = b"/a/",
+    sequence: bytes = b"null",
+    producer: bytes = b"me",
+    timestamp: bytes = TIME,
+    uuid: bytes = UUID,
+    data: bytes = b"data",
+) -> bytes:
+    """Return an event as ZMTP frames."""
+    labels = (topic, sequence, producer, timestamp, uuid)
+    last = bytes((0, len(data))) if len(data) < 256 else b"\2" + len(data).to_bytes(8, "big")
+    return b"".join(bytes((1, len(label))) + label for label in labels) + last + data
 
 
-def read(kernel: ModuleType, frames: list[bytes]) -> object:
-    return kernel.read_event(frames, 255, 64, 1_000)
+def run(*data: bytes, topic: str = "/a/", producer: str = "me", micros: int = MICROS) -> tuple[Any, ...]:
+    """Return what gather() returns for events of usual labels."""
+    count = len(data)
+    return topic, producer, ID * count, pack(f"<{count}q", *[micros] * count), column(*map(len, data)), b"".join(data)
 
 
 TIMES = [
@@ -67,100 +82,158 @@ NO_UUIDS = [b"", UUID.upper(), UUID[:-1], UUID + b"0", UUID.replace(b"-", b""), 
 
 @pytest.mark.parametrize(("timestamp", "micros"), TIMES)
 def test_labels_match_their_golden_bytes_both_ways(kernel: ModuleType, timestamp: bytes, micros: int) -> None:
-    assert read(kernel, event(timestamp)) == ("/a/", "me", ID, micros)
-    assert kernel.rows(7, pack("<q", micros), ID, 0, 1, False) == [(bytes(7) + b"\7", timestamp, UUID)]
-    assert kernel.rows(7, pack("<q", micros + 999), ID, 0, 1, True) == [(b"7", timestamp, UUID)]
+    wire = event(timestamp=timestamp)
+    assert kernel.gather(wire, 0, MOST, MOST) == (len(wire), [run(b"data", micros=micros)])
+    for more in (0, 999):
+        encoded = kernel.frames(b"", b"/a/", b"me", 7, pack("<q", micros + more), ID, column(4), b"data", False)
+        assert encoded == event(sequence=bytes(7) + b"\7", timestamp=timestamp)
+    encoded = kernel.frames(b"\1\4SYNC", b"/a/", b"me", 7, pack("<q", micros), ID, column(4), b"data", True)
+    assert encoded == b"\1\4SYNC" + event(sequence=b"7", timestamp=timestamp)
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        *[event(timestamp) for timestamp in NO_TIMES],
-        *[event(uuid=uuid) for uuid in NO_UUIDS],
-        [],
-        event()[:5],
-        [*event(), b""],
-        [b"/\xff/", *event()[1:]],
-        [b"/a/", b"", b"\xff", *event()[3:]],
-        [b"x" * 256, *event()[1:]],
-        [b"", b"x" * 65, *event()[2:]],
-        [b"", b"", b"x" * 65, *event()[3:]],
-        [*event()[:5], bytes(1_001)],
-    ],
-)
-def test_unusual_labels_are_not_parsed(kernel: ModuleType, frames: list[bytes]) -> None:
-    assert read(kernel, frames) is None
+def test_events_of_equal_topic_and_producer_are_one_run(kernel: ModuleType) -> None:
+    wire = (
+        event(data=b"1")
+        + event(data=b"")
+        + event(topic=b"/b/", data=b"x" * 300)
+        + event(topic=b"/b/", producer=b"you")
+        + event()
+    )
+    assert kernel.gather(b"?" + wire, 1, MOST, MOST) == (
+        1 + len(wire),
+        [
+            run(b"1", b""),
+            run(b"x" * 300, topic="/b/"),
+            run(b"data", topic="/b/", producer="you"),
+            run(b"data"),
+        ],
+    )
+
+
+#: Bytes at which gather() stops.
+OTHER = [
+    *[event(timestamp=timestamp) for timestamp in NO_TIMES],
+    *[event(uuid=uuid) for uuid in NO_UUIDS],
+    event(topic=b"/\xff/"),
+    event(producer=b"\xff"),
+    event(producer=b"x" * 65),
+    event(sequence=b"x" * 65),
+    event(data=b"x" * 1_001),
+    event()[:-1],
+    event(data=b"x" * 300)[:-301],
+    event()[:10],
+    event()[:1],
+    b"",
+    b"\1\0" + event(),
+    b"\0\0",
+    b"\4\5\4PING",
+    event().replace(b"\1\x24", b"\0\x24"),
+    event()[:-6] + b"\1\4data",
+    event()[:-6] + b"\4\4data",
+    event(data=b"x" * 300).replace(b"\2\0", b"\2\x80"),
+]
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_scan_stops_before_other_bytes(kernel: ModuleType, other: bytes) -> None:
+    assert kernel.gather(event() + other, 0, 1_000, MOST) == (len(event()), [run(b"data")])
+    assert kernel.gather(other, 0, 1_000, MOST) == (0, [])
 
 
 def test_limits_are_inclusive(kernel: ModuleType) -> None:
-    labels = [b"x" * 255, b"y" * 64, b"z" * 64]
-    found = read(kernel, [*labels, *event()[3:5], bytes(1_000)])
-    assert found == ("x" * 255, "z" * 64, ID, 1_714_558_830_123_000)
+    wire = event(b"x" * 255, b"y" * 64, b"z" * 64, data=bytes(1_000))
+    assert kernel.gather(wire, 0, 1_000, MOST)[1] == [run(bytes(1_000), topic="x" * 255, producer="z" * 64)]
 
 
-def test_rows_are_formatted_from_unaligned_columns(kernel: ModuleType) -> None:
-    times = memoryview(b"?" + pack("<3q", 0, 1_000, 2_000))[1:]
-    ids = memoryview(b"?" + bytes(16) + ID + bytes(16))[1:]
-    (row,) = kernel.rows((1 << 48) - 3, times, ids, 1, 2, True)
-    assert row == (b"281474976710654", b"1970-01-01T00:00:00.001Z", UUID)
-    assert kernel.rows(1, times, ids, 3, 3, False) == kernel.rows(1, b"", b"", 0, 0, False) == []
+def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
+    wire = event() * 5
+    for most, count in ((0, 1), (7, 1), (8, 2), (11, 2), (12, 3)):
+        assert kernel.gather(wire, 0, MOST, most) == (count * len(event()), [run(*[b"data"] * count)])
+    topics = b"".join(event(b"%d" % n) for n in range(300))
+    end, runs = kernel.gather(topics, 0, MOST, MOST)
+    assert (len(runs), runs[-1][0]) == (256, "255")
+    assert kernel.gather(topics, end, MOST, MOST)[1][0][0] == "256"
+
+
+def test_large_payloads_are_copied(kernel: ModuleType) -> None:
+    wire = event(data=bytes(200_000)) * 2
+    assert kernel.gather(wire, 0, MOST, MOST) == (len(wire), [run(bytes(200_000), bytes(200_000))])
+
+
+def test_columns_may_be_unaligned_and_empty(kernel: ModuleType) -> None:
+    times = memoryview(b"?" + pack("<2q", 0, 1_000))[1:]
+    ids = memoryview(b"?" + bytes(16) + ID)[1:]
+    encoded = kernel.frames(b"", b"", b"", (1 << 48) - 3, times, ids, column(1, 0), b"x", True)
+    zero = b"00000000-0000-0000-0000-000000000000"
+    assert encoded == (
+        event(b"", b"281474976710653", b"", b"1970-01-01T00:00:00.000Z", zero, b"x")
+        + event(b"", b"281474976710654", b"", b"1970-01-01T00:00:00.001Z", UUID, b"")
+    )
+    assert kernel.frames(b"", b"", b"", 1, b"", b"", b"", b"", False) == b""
 
 
 @pytest.mark.parametrize(
-    ("times", "ids", "start", "stop"),
+    "arguments",
     [
-        (bytes(8), bytes(16), 0, 2),
-        (bytes(8), bytes(16), -1, 1),
-        (bytes(8), bytes(16), 1, 0),
-        (bytes(9), bytes(16), 0, 1),
-        (bytes(8), bytes(15), 0, 1),
-        (bytes(8), bytes(32), 0, 1),
-        (pack("<q", FIRST - 1), bytes(16), 0, 1),
-        (pack("<q", LAST + 1), bytes(16), 0, 1),
-        (pack("<q", -(1 << 63)), bytes(16), 0, 1),
-        (pack("<q", (1 << 63) - 1), bytes(16), 0, 1),
+        (b"", b"", 1, bytes(16), bytes(16), column(0), b""),
+        (b"", b"", 1, bytes(8), bytes(15), column(0), b""),
+        (b"", b"", 1, bytes(8), bytes(16), column(1), b""),
+        (b"", b"", 1, bytes(8), bytes(16), column(0), b"x"),
+        (b"", b"", 1, bytes(8), bytes(16), b"123", b""),
+        (b"x" * 256, b"", 1, bytes(8), bytes(16), column(0), b""),
+        (b"", b"x" * 256, 1, bytes(8), bytes(16), column(0), b""),
+        (b"", b"", -1, bytes(8), bytes(16), column(0), b""),
+        (b"", b"", 1 << 64, bytes(8), bytes(16), column(0), b""),
+        (b"", b"", 1, pack("<q", FIRST - 1), bytes(16), column(0), b""),
+        (b"", b"", 1, pack("<q", LAST + 1), bytes(16), column(0), b""),
+        (b"", b"", 1, pack("<q", -(1 << 63)), bytes(16), column(0), b""),
+        (b"", b"", 1, pack("<q", (1 << 63) - 1), bytes(16), column(0), b""),
     ],
 )
-def test_invalid_rows_are_refused(kernel: ModuleType, times: bytes, ids: bytes, start: int, stop: int) -> None:
+def test_invalid_columns_are_refused(kernel: ModuleType, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError):
-        kernel.rows(1, times, ids, start, stop, False)
+        kernel.frames(b"", *arguments, False)
+
+
+LABELS = st.sampled_from([b"", b"/a/", b"/b/", b"\xff", b"x" * 64, b"x" * 65, b"null"])
+EVENTS = st.builds(
+    event,
+    topic=LABELS,
+    sequence=LABELS,
+    producer=LABELS,
+    timestamp=st.just(TIME)
+    | st.sampled_from([*NO_TIMES, *[text for text, _ in TIMES]])
+    | st.from_regex(rb"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-6][0-9]:[0-6][0-9]\.[0-9]{3}Z", fullmatch=True),
+    uuid=st.just(UUID) | st.sampled_from(NO_UUIDS) | st.uuids().map(lambda uuid: str(uuid).encode()),
+    data=st.binary(max_size=20) | st.just(b"x" * 300),
+)
 
 
 @only_native
-@given(
-    st.lists(
-        st.binary(max_size=40)
-        | st.from_regex(rb"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-6][0-9]:[0-6][0-9]\.[0-9]{3}Z", fullmatch=True)
-        | st.uuids().map(lambda uuid: str(uuid).encode())
-        | st.sampled_from([*event(), *NO_TIMES, *NO_UUIDS]),
-        min_size=4,
-        max_size=7,
-    )
-)
-@example(event())
-def test_native_parser_equals_pure_parser(frames: list[bytes]) -> None:
-    assert read(native, frames) == read(pure, frames)
-
-
-@only_native
-@given(
-    st.from_regex(rb"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-6][0-9]:[0-6][0-9]\.[0-9]{3}Z", fullmatch=True),
-    st.binary(min_size=36, max_size=36) | st.uuids().map(lambda uuid: str(uuid).encode()),
-)
-def test_native_parser_equals_pure_parser_for_valid_labels(timestamp: bytes, uuid: bytes) -> None:
-    assert read(native, event(timestamp, uuid)) == read(pure, event(timestamp, uuid))
+@given(st.lists(EVENTS | st.binary(max_size=10), max_size=6).map(b"".join), st.integers(0, 400), st.integers(0, 400))
+def test_native_parser_equals_pure_parser(wire: bytes, largest: int, most: int) -> None:
+    start = 0
+    while True:
+        found = native.gather(wire, start, largest, most)
+        assert found == pure.gather(wire, start, largest, most)
+        if not found[1]:
+            break
+        start = found[0]
 
 
 @only_native
 @given(
     st.integers(0, (1 << 48) - 1),
-    st.lists(st.tuples(st.integers(FIRST, LAST), st.binary(min_size=16, max_size=16)), max_size=9),
+    st.lists(
+        st.tuples(st.integers(FIRST, LAST), st.binary(min_size=16, max_size=16), st.binary(max_size=300)), max_size=9
+    ),
     st.booleans(),
 )
-def test_native_formatter_equals_pure_formatter(first: int, labels: list[tuple[int, bytes]], decimal: bool) -> None:
-    times = pack(f"<{len(labels)}q", *[micros for micros, _ in labels])
-    ids = b"".join(event_id for _, event_id in labels)
-    written = native.rows(first, times, ids, 0, len(labels), decimal)
-    assert written == pure.rows(first, times, ids, 0, len(labels), decimal)
-    for (_, timestamp, uuid), (micros, event_id) in zip(written, labels, strict=True):
-        assert read(native, event(timestamp, uuid)) == ("/a/", "me", event_id, micros // 1_000 * 1_000)
+def test_native_formatter_equals_pure_formatter(
+    first: int, rows: list[tuple[int, bytes, bytes]], decimal: bool
+) -> None:
+    times = pack(f"<{len(rows)}q", *[micros for micros, _, _ in rows])
+    ids, payload = b"".join(each for _, each, _ in rows), b"".join(data for _, _, data in rows)
+    lengths = column(*[len(data) for _, _, data in rows])
+    arguments = (b"\1\4SYNC", b"/a/", b"me", first, times, ids, lengths, payload, decimal)
+    assert native.frames(*arguments) == pure.frames(*arguments)

@@ -265,7 +265,7 @@ def test_client_ends_with_the_error_of_a_certificate(error: Exception, text: str
     ("beginning", "text"),
     [
         (b"HTTP/1.1 400 Bad Request", "the server is an HTTP server, such as the http or the admin listener"),
-        (b"\xff" + bytes(7) + b"\x01\x7f\x03", "the server is a ZeroMQ socket, such as the eventbus listener"),
+        (b"\xff" + bytes(8) + b"\x7f\x03", "the server is a ZeroMQ socket, such as the eventbus listener"),
         (bytes(8), "the server is a relink listener"),
         (b"\x15\x03\x01\x00\x02\x02\x16", "the server is one that requires TLS"),
         (b"unknown", "the server does not speak the protocol (zero)"),

@@ -277,14 +277,14 @@ def test_only_the_first_error_is_reported(ending: Ending, tmp_path: Path, logged
 def test_a_protocol_without_its_extra_is_left_out_unless_configured(
     ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "zmq", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved)
     assert (
-        "starting without eventbus: eventbus needs pyzmq: pip install 'fyrehose[eventbus]'"
+        "starting without admin: admin needs prometheus-client: pip install 'fyrehose[admin]'"
         in server.stack.listeners.warnings
     )
     with pytest.raises(MissingExtra):
-        ServerProcess(StoppingReactor(), parsed("--listen", "eventbus=tcp:0:interface=127.0.0.1").resolved)
+        ServerProcess(StoppingReactor(), parsed("--listen", "admin=tcp:0:interface=127.0.0.1").resolved)
 
 
 def test_max_connections_is_reduced_to_the_available_descriptors(

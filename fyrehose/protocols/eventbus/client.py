@@ -10,7 +10,8 @@ It is also the :class:`~fyrehose.interfaces.IPublisher` and :class:`~fyrehose.in
 event bus has only one stream, so the streams of these interfaces are topics here: ``notes`` is the topic ``/notes/``; a
 subscriber also gets all topics below it.
 
-This module owns the sockets, the timer and the Deferreds; :mod:`~.session` implements the protocol without I/O.
+This module owns the connections, the timer and the Deferreds; :mod:`~.client_session` implements the protocol without
+I/O.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ from typing import Any
 from uuid import UUID
 
 import attrs
-import zmq
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, PublishError
+from fyrehose.errors import Broken, ConfigError, FyrehoseError, LocalProtocolError, PublishError, RemoteProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
-from fyrehose.net.clients import Client, ConnectionFailed, Unreachable, WrongProtocol, tell_restarted
+from fyrehose.net.clients import (
+    Client,
+    ClientConnection,
+    ConnectionFailed,
+    ConnectionOptions,
+    Reconnector,
+    WrongProtocol,
+    tell_restarted,
+    wrong_protocol,
+)
 from fyrehose.net.lifecycle import Timers
-from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
-from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
-from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
-from fyrehose.protocols.eventbus.queued_memory import Full
-from fyrehose.protocols.eventbus.session import (
+from fyrehose.protocols.eventbus.client_session import (
     Event,
     EventBusClientSession,
     EventBusOptions,
@@ -53,25 +58,21 @@ from fyrehose.protocols.eventbus.session import (
     Synchronised,
     SyncUnanswered,
 )
-from fyrehose.protocols.eventbus.sockets import Context, Keys, address, client_socket
-from fyrehose.protocols.eventbus.zmqport import (
-    CONNECTED,
-    DISCONNECTED,
-    FAILED,
-    FAILED_AUTH,
-    FAILED_PROTOCOL,
-    RETRIED,
-    ZMQPort,
-)
+from fyrehose.protocols.eventbus.columns import msgpack_bytes, runs_of
+from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Pub
+from fyrehose.protocols.eventbus.keys import Keys
+from fyrehose.protocols.eventbus.labels import USUAL_TIME, write_time
+from fyrehose.protocols.eventbus.session import BusMessage, DealerSession, Ponged, SubscriberSession
+from fyrehose.protocols.eventbus.zmtp import Joined, Mechanism, Null
 from fyrehose.records import MAX_NAME, Buffer, Run
+from fyrehose.sessions import events_of
 
 log = Logger()
 
-#: Messages that may wait in a socket to be sent.
-HIGH_WATER_MARK = 1_000
-#: How long a closed socket keeps sending what is queued, in milliseconds.  It must not be 0: if the connection breaks
-#: in the middle of a message of a socket that was closed with 0, libzmq (4.3.5, its issue 3442) aborts the process.
-LINGER = 200
+#: A connection that is half open ends before the retries of an event do: 6 times 5 s, by default.
+BUS_OPTIONS = ConnectionOptions(ping_after=5.0, silence=12.0)
+#: The ports of the server behind the first one.
+OFFSETS = {"snapshot": 0, "publisher": 1, "collector": 2}
 #: A client that publishes to more topics than this number subscribes to all topics, not to each of its own.
 MOST_TOPICS = 1_000
 #: The connections that a subscriber needs.
@@ -88,14 +89,55 @@ class KeyRefused(FyrehoseError):
     """The event bus does not accept the client's CURVE key, or has another key itself."""
 
 
-#: The events of a socket that say why there is no connection.
-FAILURES: dict[zmq.Event, Exception] = {
-    DISCONNECTED: ConnectionDone(),
-    RETRIED: Unreachable("no connection could be made"),
-    FAILED: ConnectionLost(),
-    FAILED_PROTOCOL: WrongProtocol("the server does not speak ZeroMQ, or uses CURVE keys"),
-    FAILED_AUTH: KeyRefused("the server does not accept the client's key"),
-}
+class BusConnection(ClientConnection):
+    """One connection of a client.
+
+    :ivar received: called with the messages of each read, in order
+    """
+
+    session: DealerSession | SubscriberSession
+
+    def __init__(
+        self,
+        session: DealerSession | SubscriberSession,
+        handle: Callable[[Any], object],
+        received: Callable[[list[list[bytes]]], object],
+    ) -> None:
+        super().__init__(session, handle)
+        self._received = received
+
+    def receive(self, data: bytes) -> None:
+        messages: list[list[bytes]] = []
+        for event in events_of(self.session, data):
+            if isinstance(event, BusMessage):
+                messages.append(event.frames)
+            elif isinstance(event, Broken):
+                self.broken(event.error)
+            else:
+                self.confirmed = True
+                self.handle(event)
+        if messages:
+            self._received(messages)
+        if self.session.out:
+            self.flush()
+
+    def violation(self, error: RemoteProtocolError) -> Exception:
+        if error.cause == "refused-by-peer":
+            return KeyRefused("the server does not accept the client's key")
+        if error.cause == "wrong-mechanism":
+            return WrongProtocol("the server uses CURVE keys, or the client does and the server does not")
+        return error if self.confirmed else wrong_protocol(self._beginning, error)
+
+    # Keeping the connection alive.
+
+    @property
+    def expecting(self) -> bool:
+        return not self.session.linked or self.session.pings
+
+    def ping(self) -> None:
+        if self.session.linked:
+            self.session.send_ping(int(10 * self.drop_after))
+            self.flush()
 
 
 def _ignore(*_: object) -> None:
@@ -124,9 +166,7 @@ def topic_of(stream: str | None) -> str:
 class EventBusClient(Client):
     """A client of one event bus.
 
-    libzmq reconnects by itself, so of ``connection_options`` only ``close_timeout`` counts.
-
-    :ivar clock: the reactor: provides timers, readers, and the thread in which the sockets are closed
+    :ivar clock: the reactor
     :ivar port: the port of SNAPSHOT; PUBLISHER and COLLECTOR are the next two
     :ivar on_events: called with a tuple of :class:`~.frames.Broadcast` whose sequences strictly increase
     :ivar on_late: called with events that arrive after events with greater sequences, each once; default: ``on_events``
@@ -135,7 +175,8 @@ class EventBusClient(Client):
         noticed this; all events of that journal follow
     :ivar topics: topics that the program will publish to; subscribed at once, so that no confirmation is missed
     :ivar producer: the producer unique id of published events
-    :ivar server_key: the server's public key (Z85), if the server uses CURVE
+    :ivar server_key: the server's public key, if the server uses CURVE
+    :ivar connect_to: returns the endpoint of a port; default: that port of *host*
     :ivar keys: the client's key pair; None: a new pair for this client
     :ivar ignored: number of messages that were ignored, by cause
     :ivar now: returns the wall-clock time, in microseconds since 1970 UTC
@@ -157,10 +198,13 @@ class EventBusClient(Client):
     keys: Keys | None = attrs.field(default=None, kw_only=True)
     random: Random = attrs.field(factory=SystemRandom, kw_only=True)
     now: Callable[[], int] = attrs.field(default=_microseconds, kw_only=True)
+    connect_to: Callable[[int], IStreamClientEndpoint] | None = attrs.field(default=None, kw_only=True)
+    connection_options: ConnectionOptions = attrs.field(default=BUS_OPTIONS, kw_only=True)
     ignored: dict[str, int] = attrs.field(factory=dict, init=False)
     _session: EventBusClientSession | None = attrs.field(default=None, init=False)
-    _context: Context | None = attrs.field(default=None, init=False)
-    _ports: dict[str, ZMQPort] = attrs.field(factory=dict, init=False)
+    #: the connections by the names of their ports, and all that were begun
+    _ports: dict[str, Reconnector] = attrs.field(factory=dict, init=False)
+    _stopping: list[Deferred[None]] = attrs.field(factory=list, init=False)
     _up: set[str] = attrs.field(factory=set, init=False)
     _renewing: bool = attrs.field(default=False, init=False)
     _alive: bool = attrs.field(default=False, init=False)
@@ -254,7 +298,7 @@ class EventBusClient(Client):
         return self.watchers.when(lambda: len(pubs) < self.options.window)
 
     def pause(self) -> None:
-        """Stop reading; the server does not wait, and may drop broadcasts, which :meth:`resume` requests again."""
+        """Stop reading; the server waits, or drops the connection, and :meth:`resume` requests what was missed."""
         self._paused = True
         for name in NEEDED & self._ports.keys():
             self._ports[name].pause()
@@ -264,7 +308,7 @@ class EventBusClient(Client):
         if self._paused and not self.closed:
             self._paused = False
             for name in NEEDED:
-                self._ports[name].start()
+                self._ports[name].resume()
             self._running().resumed(self.clock.seconds())
             self._flush()
 
@@ -282,64 +326,89 @@ class EventBusClient(Client):
     def start(self) -> None:
         """Connect to the three ports; the client is connected when the first state synchronization has ended.
 
-        :raises LocalProtocolError: ``options.subtrees`` or ``host`` is invalid
+        :raises LocalProtocolError: ``options.subtrees`` is invalid
         """
         self._session = EventBusClientSession(self.options, self.random, self.clock.seconds())
-        self._context = zmq.Context()
-        self._open("publisher", zmq.SUB, 1)
-        self._open("snapshot", zmq.DEALER, 0)
-        self._open("collector", zmq.DEALER, 2)
-        if self.options.subscribe:
-            for prefix in self.options.subtrees or ("",):
-                self._subscribe(prefix)
-        for topic in self.topics:
-            self._subscribe_own(topic)
+        for name in OFFSETS:
+            self._open(name)
         self._flush()
 
     def stop(self) -> Deferred[None]:
-        if self._context is None:
-            return succeed(None)
-        context, self._context = self._context, None
-        return deferToThreadPool(self.clock, self.clock.getThreadPool(), context.term)
+        ports, self._ports = self._ports, {}
+        self._stopping += [port.stop() for port in ports.values()]
+        return DeferredList(self._stopping).addCallback(lambda _: None)
 
     def abandon(self, error: Exception) -> None:
         self._timers.end()
-        for port in self._ports.values():
-            port.close(LINGER)
         if self._session is not None:
             self._handle(self._session.pubs.abandon())
 
-    # Sockets.
+    # Connections.
 
-    def _open(self, name: str, kind: int, offset: int) -> None:
-        assert self._context is not None
-        opened = client_socket(self._context, kind, self.host, self.server_key, self.keys, sent=HIGH_WATER_MARK)
-        messages: list[list[bytes]] = []
-        port = ZMQPort(
+    def _open(self, name: str) -> None:
+        """Begin to connect to the port *name*."""
+        port = self.port + OFFSETS[name]
+        connect_to = self.connect_to or partial(HostnameEndpoint, self.clock, self.host)
+        reconnector: Reconnector
+        reconnector = Reconnector(
             self.clock,
-            opened,
-            lambda message, count: messages.append(message),
-            partial(self._turn_over, name, messages),
+            connect_to(port),
+            self.connection_options,
+            lambda: self._new_connection(name, reconnector),
+            lambda error: self._ports.get(name) is reconnector and self._retries(name, error),
+            lambda connection: connection.flush(),
+            lambda connection: self._port_lost(name, reconnector),
         )
-        port.watch(CONNECTED | sum(FAILURES), partial(self._happened, name))
-        self._ports[name] = port
-        if not self._paused:
-            port.start()
-        try:
-            opened.connect(address(self.host, self.port + offset))
-        except zmq.ZMQError as error:
-            raise LocalProtocolError(f"cannot connect to {self.host!r}, port {self.port + offset}: {error}") from error
+        self._ports[name] = reconnector
+        if self._paused and name in NEEDED:
+            reconnector.pause()
+        reconnector.start()
+
+    def _new_connection(self, name: str, reconnector: Reconnector) -> BusConnection:
+        session = (SubscriberSession if name == "publisher" else DealerSession)(self._mechanism())
+
+        def handle(event: Any) -> None:
+            if self._ports.get(name) is reconnector:
+                self._port_event(name, session, event)
+
+        def received(messages: list[list[bytes]]) -> None:
+            if self._ports.get(name) is reconnector:
+                self._receive(name, messages)
+
+        return BusConnection(session, handle, received)
+
+    def _mechanism(self) -> Mechanism:
+        if self.server_key is None:
+            return Null()
+        from fyrehose.protocols.eventbus.curve import CurveClient, new_keys  # needs a package of its own
+
+        own = self.keys or new_keys()
+        return CurveClient(self.server_key, own.public, own.secret)
 
     def _renew(self) -> None:
         """Replace the connection to SNAPSHOT, so that no answer to an earlier request arrives."""
-        self._ports.pop("snapshot").close()
+        self._stopping = [each for each in self._stopping if not each.called]
+        self._stopping.append(self._ports.pop("snapshot").stop())
         self._up.discard("snapshot")
         self._renewing = True
-        self._open("snapshot", zmq.DEALER, 0)
+        self._open("snapshot")
+
+    def _linked(self, name: str) -> DealerSession | SubscriberSession | None:
+        """Return the session of the port *name* if messages can be sent to it."""
+        reconnector = self._ports.get(name)
+        connection: Any = None if reconnector is None else reconnector.connection
+        return connection.session if connection is not None and connection.session.linked else None
 
     def _subscribe(self, prefix: str) -> None:
-        self._ports["publisher"].socket.setsockopt(zmq.SUBSCRIBE, prefix.encode())
-        self._ports["publisher"].schedule_turn()
+        session = self._linked("publisher")
+        if isinstance(session, SubscriberSession):
+            session.send_subscribe(prefix.encode())
+            self._flush_port("publisher")
+
+    def _flush_port(self, name: str) -> None:
+        connection = self._ports[name].connection
+        if connection is not None:
+            connection.flush()
 
     def _subscribe_own(self, topic: str) -> None:
         """Subscribe to *topic*, unless a subscription covers it, because BROADCASTs confirm the published events."""
@@ -349,32 +418,62 @@ class EventBusClient(Client):
         self._own_topics.add(topic)
         self._subscribe(topic if len(self._own_topics) <= MOST_TOPICS else "")
 
-    def _happened(self, name: str, event: int, value: int) -> None:
-        """Handle an event of the socket *name*."""
-        if event in (CONNECTED, DISCONNECTED):
-            self._connection(name, event == CONNECTED)
-        elif name in NEEDED:
-            self.retries(ConnectionFailed(FAILURES[zmq.Event(event)]))
+    def _subscribe_again(self, session: SubscriberSession) -> None:
+        """Send all subscriptions on a new connection."""
+        wanted = set(self.options.subtrees or ("",)) if self.options.subscribe else set()
+        for topic in self.topics:
+            self._own_topics.add(topic)
+        wanted |= {""} if len(self._own_topics) > MOST_TOPICS else self._own_topics
+        for prefix in sorted(wanted):
+            session.send_subscribe(prefix.encode())
 
-    def _connection(self, name: str, up: bool) -> None:
-        """Notify the session when SNAPSHOT and PUBLISHER are both connected, and when one of them is lost."""
-        if self.closed:
-            return
-        if name in NEEDED:
-            session, now = self._running(), self.clock.seconds()
-            renewed = name == "snapshot" and self._renewing
-            answered = name in self._up
-            (self._up.add if up else self._up.discard)(name)
-            if not up:
-                session.disconnected(now)
-                self._lost()
-                if not self.retries(ConnectionFailed(FAILURES[DISCONNECTED], 0.0, confirmed=answered)):
-                    return
-            elif renewed:
-                self._renewing = False  # the session requested the new connection and has queued its SYNCSTART
-            elif self._up >= NEEDED:
-                session.connected(now)
+    def _port_event(self, name: str, session: DealerSession | SubscriberSession, event: Any) -> None:
+        """Handle an event of the session of the port *name* that is no message.
+
+        SNAPSHOT is asked only when the server has handled the subscriptions, which the answer to a PING behind them
+        shows: the server reads the two connections in any order.
+        """
+        if isinstance(event, Ponged):
+            up = name == "publisher" and name not in self._up
+        else:
+            assert isinstance(event, Joined)
+            up = not isinstance(session, SubscriberSession)
+            if isinstance(session, SubscriberSession):
+                self._subscribe_again(session)
+                up = not session.pings
+                if session.pings:
+                    session.send_ping(0)
+                self._flush_port(name)
+        if up:
+            self._port_up(name)
+
+    def _port_up(self, name: str) -> None:
+        """Notify the session when SNAPSHOT and PUBLISHER are both connected, and when COLLECTOR is."""
+        session, now = self._running(), self.clock.seconds()
+        self._up.add(name)
+        if name == "collector":
+            session.collector_connected(now)
+        elif name == "snapshot" and self._renewing:
+            self._renewing = False  # the session requested the new connection and has queued its SYNCSTART
+        elif self._up >= NEEDED:
+            session.connected(now)
         self._flush()
+
+    def _port_lost(self, name: str, reconnector: Reconnector) -> None:
+        """Notify the session that a connection has ended."""
+        if self.closed or self._ports.get(name) is not reconnector or name not in self._up:
+            return
+        self._up.discard(name)
+        if name == "collector":
+            self._running().collector_lost(set(self._unsent))
+        else:
+            self._running().disconnected(self.clock.seconds())
+            self._lost()
+        self._flush()
+
+    def _retries(self, name: str, error: ConnectionFailed) -> bool:
+        """Return whether to connect to the port *name* again; COLLECTOR may be closed until its server leads."""
+        return self.retries(error) if name in NEEDED else not self.closed
 
     # Messages and timers.
 
@@ -383,13 +482,11 @@ class EventBusClient(Client):
             raise LocalProtocolError("the client is not connected; call connect() first")
         return self._session
 
-    def _turn_over(self, name: str, messages: list[list[bytes]]) -> None:
+    def _receive(self, name: str, messages: list[list[bytes]]) -> None:
         session = self._running()
-        received = messages[:]
-        messages.clear()
-        if received and name in NEEDED:  # COLLECTOR never answers
+        if name in NEEDED:  # COLLECTOR never answers
             receive = session.receive_syncs if name == "snapshot" else session.receive_broadcasts
-            self._handle(receive(received, self.clock.seconds()))
+            self._handle(receive(messages, self.clock.seconds()))
         self._flush()
 
     def _tick(self) -> None:
@@ -398,7 +495,7 @@ class EventBusClient(Client):
         self._flush()
 
     def _flush(self) -> None:
-        """Send the waiting messages, as far as the sockets accept them; complete ready(), and set the timer."""
+        """Send the waiting messages to the ports that are connected; complete ready(), and set the timer."""
         if self.closed:  # a callback closed the client
             return
         session = self._running()
@@ -409,18 +506,16 @@ class EventBusClient(Client):
             if to is ServerPort.NEW_SNAPSHOT:
                 self._renew()
             self._request = frames
-        try:
-            if self._request is not None:
-                self._ports["snapshot"].send(self._request)
-                self._request = None
-        except Full:
-            pass  # sent again when the socket is connected
-        try:
-            for key, frames in list(self._unsent.items()):
-                self._ports["collector"].send(frames)
-                del self._unsent[key]
-        except Full:
-            pass  # sent again when the socket has room or is connected
+        snapshot, collector = self._linked("snapshot"), self._linked("collector")
+        if self._request is not None and snapshot is not None:
+            snapshot.send(self._request)
+            self._request = None
+            self._flush_port("snapshot")
+        if self._unsent and collector is not None:
+            for frames in self._unsent.values():
+                collector.send(frames)
+            self._unsent.clear()
+            self._flush_port("collector")
         self.watchers.notify()
         if not self.closed:
             delay = max(session.next_due() - self.clock.seconds(), 0.01)

@@ -1,11 +1,9 @@
 """Convert events to runs of records, and runs of records to events.
 
-A :class:`RunBuilder` groups the PUBs of one turn into few runs, and keeps the order of each client's events.  A PUB
-joins an earlier run with the same topic, producer and form of labels, unless its client already has an event in a later
-run: an earlier run would break that client's order.  The order between clients is not defined before events have
-sequences, so a thousand producers whose PUBs arrive interleaved make a thousand runs, and not one run per event.
+Consecutive events of one client with the same topic, producer and form of labels make one run.  Events of usual labels
+are parsed and encoded many at a time by the kernel; this module does the others.
 
-in: the six frames of each event      out: runs of records; and the other way round
+in: the six frames of an event      out: a run; and the other way round, as encoded ZeroMQ messages
 """
 
 from __future__ import annotations
@@ -13,151 +11,131 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from struct import pack
+from typing import NamedTuple
 
 import attrs
 
 from fyrehose.kernels import eventbus as kernel
-from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Dialect, check_event
-from fyrehose.protocols.eventbus.labels import CONTENT_TYPE, WireLabels, read_labels
-from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer, Run
+from fyrehose.protocols.eventbus.frames import MAX_LABEL, Broadcast, Dialect, check_event, pack_sequence
+from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
+from fyrehose.protocols.eventbus.zmtp import encode, head_of
+from fyrehose.records import Buffer, Run
+from fyrehose.sessions import PIECE, fitting
 
 #: Name of the protocol, and source of the records that it publishes.
 PROTOCOL = "eventbus"
 
-#: Number of records whose labels are serialized at a time.
-ROWS = 512
-
-Frames = tuple[Buffer, ...]
-
-#: Memory of a run besides its columns, and of an event besides its data, in bytes; generous estimates.
-RUN_OVERHEAD = 1 << 10
-EVENT_OVERHEAD = 64
-
-#: The topic, producer and content type that all events of a run have.  The content type says in what form the labels
-#: are, and so which columns the run has.
-_Kind = tuple[str, str, str]
+#: Limit of the bytes that an event needs besides its topic, its producer and its data: the headers of its frames, a
+#: sequence of 2^48 in digits, timestamp and UUID, and the header of a msgpack byte string.
+_EXTRA = 5 * 2 + 9 + 15 + 2 * MAX_LABEL + 5
 
 
-@attrs.define(eq=False)
-class _Columns:
-    """The columns of a run under construction."""
+class EventPiece(NamedTuple):
+    """The encoded first events of a delivery that a client wants, as many as fit into a piece.
 
-    kind: _Kind
-    data: list[bytes] = attrs.field(factory=list, init=False)
-    event_ids: list[bytes] = attrs.field(factory=list, init=False)
-    event_times: list[int] = attrs.field(factory=list, init=False)
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class EventBatch:
-    """The events of one turn.
-
-    :ivar size: their memory, in bytes
-    :ivar count: number of events
-    :ivar uuids: the UUIDs of the events, if the option ``dedup`` is on
+    :ivar data: the events as ZeroMQ messages end to end; empty if the client wants none of them, or if the first one
+        is larger than a piece
+    :ivar last: the number of the last record that is included, or that the client does not want
+    :ivar highest: the number of the last record that is included; 0: none is
     """
 
-    runs: list[Run]
-    size: int
-    count: int
-    uuids: list[bytes] = attrs.field(factory=list)
-
-    def parts(self) -> list[EventBatch]:
-        """Split the batch into batches of one run each, or a batch of one run into single events.
-
-        The UUIDs are left out: an event that is refused permanently would be refused again.
-        """
-        runs = self.runs
-        if len(runs) == 1:
-            runs = [runs[0].slice(row, row + 1) for row in range(len(runs[0]))]
-        return [EventBatch(runs=[run], size=run.size, count=len(run)) for run in runs]
+    data: bytes
+    last: int
+    highest: int
 
 
-@attrs.define(eq=False)
-class RunBuilder:
-    """The events of one turn of COLLECTOR.
+@attrs.frozen(cache_hash=True)
+class Encoder:
+    """Encodes events for the clients that want the same topics in the same dialect; these share the encoded pieces.
 
-    :ivar uuids: the UUIDs to remember for the option ``dedup``
+    :ivar prefixes: a topic is wanted if it begins with one of these
+    :ivar dialect: how sequences are written
+    :ivar head: the frames that precede each event, encoded
     """
 
-    stream: str
-    source: str
-    uuids: list[bytes] = attrs.field(factory=list, init=False)
-    _size: int = attrs.field(default=0, init=False)
-    _count: int = attrs.field(default=0, init=False)
-    _columns: list[_Columns] = attrs.field(factory=list, init=False)
-    _latest: dict[_Kind, int] = attrs.field(factory=dict, init=False)
-    _reached: dict[bytes, int] = attrs.field(factory=dict, init=False)
+    prefixes: frozenset[bytes]
+    dialect: Dialect
+    head: bytes = b""
+    _sizes: tuple[int, ...] = attrs.field(init=False, eq=False)
 
-    def add(self, identity: bytes, frames: Sequence[bytes]) -> None:
-        """Add a PUB.
+    @_sizes.default
+    def _sizes_of_prefixes(self) -> tuple[int, ...]:
+        return tuple(sorted({len(prefix) for prefix in self.prefixes}))
 
-        :param identity: the routing id of the client
-        :param frames: the six frames of the PUB
-        :raises RemoteProtocolError: the frames are not an event
-        """
-        event_id: bytes | None
-        event_time: int | None
-        usual = kernel.read_event(frames, MAX_NAME, MAX_LABEL, MAX_PAYLOAD)
-        if usual is not None:
-            topic, producer, event_id, event_time = usual
-            content_type = CONTENT_TYPE
-        else:
-            topic = check_event(frames)
-            producer, content_type, event_id, event_time = read_labels(*frames[2:5])
-        kind = topic, producer, content_type
-        data = frames[5]
-        at = self._latest.get(kind, -1)
-        if at < 0 or at < self._reached.get(identity, -1):
-            at = self._latest[kind] = len(self._columns)
-            self._columns.append(_Columns(kind))
-            self._size += RUN_OVERHEAD
-        self._reached[identity] = at
-        columns = self._columns[at]
-        columns.data.append(data)
-        if event_id is not None:
-            columns.event_ids.append(event_id)
-        if event_time is not None:
-            columns.event_times.append(event_time)
-        self._size += len(data) + EVENT_OVERHEAD
-        self._count += 1
+    def wants(self, topic: bytes) -> bool:
+        """Return whether *topic* begins with one of the prefixes."""
+        prefixes = self.prefixes
+        return any(topic[:size] in prefixes for size in self._sizes)
 
-    def take(self) -> EventBatch | None:
-        """Return the events of this turn, or None if there are none, and start with the next turn."""
-        if not self._count:
-            return None
-        runs = [
-            Run.of(
-                self.stream,
-                columns.data,
-                source=self.source,
-                topic=columns.kind[0],
-                producer=columns.kind[1],
-                content_type=columns.kind[2],
-                event_ids=b"".join(columns.event_ids) or None,
-                event_times=pack(f"<{len(columns.event_times)}q", *columns.event_times) or None,
+    def __call__(self, runs: Sequence[Run]) -> EventPiece:
+        """Return the first events of *runs* that fit into a piece."""
+        parts, room, last, highest = [], PIECE, runs[0].first_seq - 1, 0
+        for run in runs:
+            topic = (run.topic or "").encode()
+            if not self.wants(topic):
+                last = run.last_seq
+                continue
+            labels = WireLabels(run, PROTOCOL)
+            extra = _EXTRA + len(self.head) + len(topic) + len(labels.producer)
+            whole = len(run.payload) + len(run) * extra <= room
+            count = len(run) if whole else fitting(run, extra, room)
+            if count:
+                parts.append(self._encoded(run if whole else run.slice(0, count), topic, labels))
+                room -= len(parts[-1])
+                last = highest = run.first_seq + count - 1
+            if not whole:
+                break
+        return EventPiece(parts[0] if len(parts) == 1 else b"".join(parts), last, highest)
+
+    def _encoded(self, run: Run, topic: bytes, labels: WireLabels) -> bytes:
+        if labels.usual and run.event_times is not None and run.event_ids is not None:
+            columns = run.event_times, run.event_ids, run.lengths, run.payload
+            return kernel.frames(
+                self.head, topic, labels.producer, run.first_seq, *columns, self.dialect is Dialect.DECIMAL
             )
-            for columns in self._columns
-        ]
-        batch = EventBatch(runs=runs, size=self._size, count=self._count, uuids=self.uuids)
-        self._columns, self._latest, self._reached, self.uuids = [], {}, {}, []
-        self._size = self._count = 0
-        return batch
+        parts: list[Buffer] = []
+        for row, payload in enumerate(run.payloads()):
+            parts += self.head_and_data(run, row, payload, topic, labels)
+        return b"".join(parts)
+
+    def large(self, run: Run) -> tuple[bytes, Buffer]:
+        """Return the bytes before the payload of the first record of *run*, and its payload."""
+        one = run.slice(0, 1)
+        head, data = self.head_and_data(one, 0, one.payload, (one.topic or "").encode(), WireLabels(one, PROTOCOL))
+        return head, data
+
+    def head_and_data(
+        self, run: Run, row: int, payload: Buffer, topic: bytes, labels: WireLabels
+    ) -> tuple[bytes, Buffer]:
+        """Return the frames of one event, up to the payload of its record, and the payload.
+
+        Records that were published by another protocol are not msgpack, so their data is sent as one msgpack byte
+        string.
+        """
+        sequence = pack_sequence(run.first_seq + row, self.dialect)
+        before = (topic, sequence, labels.producer, labels.timestamp(row), labels.uuid(row))
+        inner = msgpack_head(len(payload)) if labels.foreign else b""
+        return self.head + encode(before, more=True) + head_of(len(inner) + len(payload)) + inner, payload
 
 
-def event_frames(run: Run, dialect: Dialect) -> Iterator[Frames]:
-    """Yield topic, sequence, producer, timestamp, UUID and data of each record of *run*.
+def run_of(frames: Sequence[bytes], stream: str) -> Run:
+    """Return an event with labels of any form as a run.
 
-    Records that were published by another protocol are not msgpack, so their data is sent as one msgpack byte string.
+    :param frames: the six frames of a PUB
+    :raises RemoteProtocolError: the frames are not an event
     """
-    written = WireLabels(run, PROTOCOL)
-    topic, producer = (run.topic or "").encode(), written.producer
-    payloads = run.payloads()
-    for start in range(0, len(run), ROWS):
-        rows = written.rows(start, min(start + ROWS, len(run)), dialect)
-        for (sequence, timestamp, uuid), payload in zip(rows, payloads, strict=False):
-            data: Buffer = msgpack_bytes(payload) if written.foreign else payload
-            yield topic, sequence, producer, timestamp, uuid, data
+    topic = check_event(frames)
+    labels = read_labels(*frames[2:5])
+    return Run.of(
+        stream,
+        [frames[5]],
+        source=PROTOCOL,
+        topic=topic,
+        producer=labels.producer,
+        content_type=labels.content_type,
+        event_ids=labels.event_id,
+        event_times=None if labels.event_time is None else pack("<q", labels.event_time),
+    )
 
 
 def runs_of(events: Sequence[Broadcast]) -> Iterator[Run]:
@@ -189,14 +167,14 @@ def runs_of(events: Sequence[Broadcast]) -> Iterator[Run]:
 
 def msgpack_bytes(payload: Buffer) -> bytes:
     """Return *payload* as a msgpack byte string (bin 8, bin 16 or bin 32)."""
-    size = len(payload)
+    return msgpack_head(len(payload)) + payload
+
+
+def msgpack_head(size: int) -> bytes:
+    """Return what precedes the *size* bytes of a msgpack byte string."""
     if size < 1 << 8:
-        head = pack(">BB", 0xC4, size)
-    elif size < 1 << 16:
-        head = pack(">BH", 0xC5, size)
-    else:
-        head = pack(">BI", 0xC6, size)
-    return head + payload
+        return pack(">BB", 0xC4, size)
+    return pack(">BH", 0xC5, size) if size < 1 << 16 else pack(">BI", 0xC6, size)
 
 
 def unpack_msgpack_bytes(data: bytes) -> bytes:

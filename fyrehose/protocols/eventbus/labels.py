@@ -30,8 +30,6 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 from uuid import UUID
 
-from fyrehose.kernels import eventbus as kernel
-from fyrehose.protocols.eventbus.frames import Dialect, pack_sequence
 from fyrehose.records import Run
 
 CONTENT_TYPE = "application/msgpack"
@@ -74,12 +72,13 @@ class WireLabels:
     was accepted as its timestamp, and a UUID that is derived from its stream and sequence.
 
     :param own: the source of records that the event bus has published
+    :ivar usual: whether all labels have the usual forms, if the run has times and UUIDs
+    :ivar timestamp: returns the timestamp of a row; *uuid* returns its UUID
     """
 
     def __init__(self, run: Run, own: str) -> None:
-        self._run = run
         self.foreign = run.source != own
-        self._usual = run.content_type == CONTENT_TYPE and not self.foreign
+        self.usual = run.content_type == CONTENT_TYPE and not self.foreign
         if self.foreign:
             self.producer = run.source.encode()
             accepted = write_time(run.time, USUAL_TIME)
@@ -91,17 +90,6 @@ class WireLabels:
         self.producer = unquote_to_bytes(producer) if notes.get("producer") == "percent" else producer.encode()
         self.timestamp = _verbatim(notes, "timestamp") or _times(run, notes.get("time", USUAL_TIME))
         self.uuid = _verbatim(notes, "uuid") or _uuids(run, notes.get("uuid-case") == "upper")
-
-    def rows(self, start: int, stop: int, dialect: Dialect) -> list[tuple[bytes, bytes, bytes]]:
-        """Return sequence, timestamp and UUID of rows *start* to *stop* (exclusive)."""
-        run = self._run
-        if self._usual and run.event_times is not None and run.event_ids is not None:
-            decimal = dialect is Dialect.DECIMAL
-            return kernel.rows(run.first_seq, run.event_times, run.event_ids, start, stop, decimal)
-        return [
-            (pack_sequence(run.first_seq + row, dialect), self.timestamp(row), self.uuid(row))
-            for row in range(start, stop)
-        ]
 
 
 def derived_uuid(stream: str, seq: int) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from zope.interface import implementer
@@ -16,13 +16,11 @@ from fyrehose.errors import ConfigError
 from fyrehose.imports import EVENTBUS
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin
 from fyrehose.net.clients import ClientTarget
+from fyrehose.protocols.eventbus.client import EventBusClient
+from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.columns import PROTOCOL
+from fyrehose.protocols.eventbus.service import EventBusService
 from fyrehose.protocols.eventbus.settings import EventBusSettings
-
-if TYPE_CHECKING:
-    from fyrehose.protocols.eventbus.client import EventBusClient
-    from fyrehose.protocols.eventbus.service import EventBusService
-
 
 _ENDPOINT = re.compile(r"tcp:(\d+)(?::interface=(.+))?", re.ASCII)
 
@@ -52,7 +50,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 @implementer(IClientPlugin)
 @attrs.frozen
 class EventBusPlugin:
-    """The protocol plugin of the event bus; importing this module does not import pyzmq."""
+    """The protocol plugin of the event bus, which builds clients, and the service of a listener."""
 
     name: str = PROTOCOL
     description: str = "event bus over ZeroMQ: publish, subscribe by topic, catch up from any sequence"
@@ -63,9 +61,8 @@ class EventBusPlugin:
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: EventBusSettings) -> EventBusService:
         host, port = parse_endpoint(endpoint)
-        EVENTBUS.require(PROTOCOL)
-        from fyrehose.protocols.eventbus.service import EventBusService
-
+        if settings.server_key:
+            EVENTBUS.require(f"{PROTOCOL}.server-key")
         service = EventBusService(reactor, broker, host, port, settings)
         service.name = f"{PROTOCOL} ({endpoint})"
         return service
@@ -79,10 +76,6 @@ class EventBusPlugin:
         return self._client(target)
 
     def _client(self, target: ClientTarget, **options: Any) -> EventBusClient:
-        EVENTBUS.require(PROTOCOL)
-        from fyrehose.protocols.eventbus.client import EventBusClient
-        from fyrehose.protocols.eventbus.session import EventBusOptions
-
         return EventBusClient(
             target.reactor,
             target.host,

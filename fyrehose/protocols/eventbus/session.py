@@ -1,156 +1,187 @@
-"""The two sides of the event bus, without I/O.
+"""The sessions of the event bus without I/O: one connection to one of the three ports, on either side.
 
-The server checks each message, and collects events and snapshot requests:
+    SNAPSHOT    Joined, then Requested for each SYNCSTART               sends SYNC, SYNCEND
+    PUBLISHER   Joined, then PrefixChanged for each subscription        sends BROADCAST
+    COLLECTOR   Joined, then PubsReceived for runs of PUBs              sends nothing
+    client      Joined, then BusMessage for each message, Ponged        sends PUB, SYNCSTART, subscriptions
 
-    PUB             -> an event of this turn, in the order of each client
-    SYNCSTART       -> a snapshot that waits for its turn
-    anything else   -> RemoteProtocolError: counted, not answered; has no effect on other messages
+A message that is invalid is refused (MessageRefused) and changes nothing else; a violation of ZMTP ends the connection:
+the last event is then ``Broken``.  A session of the server knows what its client wants: its :class:`.Encoder`.
 
-Messages come from ROUTER sockets: first the routing id, then possibly an empty delimiter, then the client's frames.
-
-The client requests missed events, and delivers each event once:
-
-    subscribe -> SYNCSTART -> SYNC ... SYNCEND, while broadcasts are held back -> broadcasts as they arrive
-
-(The specification, "State Synchronization", subscribes after SYNCEND, and loses events that are broadcast in between.)
-
-``position`` is the sequence up to which every event that the client wants was delivered or is lost.  Consecutive
-broadcasts advance it.  A client without subtrees notices a gap at once: it holds the events after the gap back until a
-SYNCSTART from ``position`` has filled it.  With subtrees gaps are normal, so the client repeats its SYNCSTART every
-``EventBusOptions.recheck`` seconds; events that no broadcast brought are delivered late.  The client also sends a
-SYNCSTART after silence, after a new connection, and after it had to drop held broadcasts.
-
-A broadcast whose sequence is not greater than the last one comes from another server, or from one that has lost its
-journal.  Then the client requests everything again.
-
-A published event is sent again after a timeout, until a BROADCAST or SYNC with its UUID confirms it.
-
-Specification: event-bus.md, "State Synchronization" and "Client-to-Server Updates".  Times are monotonic, in seconds,
-and passed as arguments.
-
-in: messages, the time      out: events; data_to_send() -> (target, message) pairs
+Specification: event-bus.md, "Ports and Connections", "State Synchronization" and "Client-to-Server Updates".
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from itertools import takewhile
-from math import inf
-from random import Random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import attrs
 
-from fyrehose.errors import LocalProtocolError, RemoteProtocolError
-from fyrehose.protocols.eventbus.columns import PROTOCOL, EventBatch, RunBuilder
+from fyrehose.errors import RemoteProtocolError
+from fyrehose.kernels import eventbus as kernel
+from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder, run_of
 from fyrehose.protocols.eventbus.frames import (
     EVENT_FRAMES,
-    SYNCEND,
-    Broadcast,
+    MAX_SUBTREE,
+    MAX_SUBTREES,
+    SYNC,
     Dialect,
-    Pub,
-    Subtrees,
-    Sync,
     SyncEnd,
     SyncStart,
-    check_event,
+    is_subtree,
     parse_sequence,
     without_delimiter,
 )
-from fyrehose.protocols.eventbus.queued_memory import Pool
-from fyrehose.protocols.eventbus.recognition import unclear
-from fyrehose.protocols.eventbus.settings import EventBusSettings
-from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer, Snapshots
-from fyrehose.records import LAST_SEQ, Buffer
+from fyrehose.protocols.eventbus.labels import CONTENT_TYPE
+from fyrehose.protocols.eventbus.zmtp import COMMAND, Mechanism, MessageRefused, Null, ZmtpSession, encode
+from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Buffer, Run
 
-#: Upper bound of the memory of SYNCs that wait for clients, in bytes.
-SNAPSHOT_MEMORY = 64 << 20
-#: Number of UUIDs that are remembered with the option ``dedup``, and for how long, in seconds.
-MOST_SEEN = 100_000
-SEEN_AGE = 600.0
+#: Largest data of the runs of one PubsReceived, in bytes, so that a large read is no large write to the disk.
+MAX_RUN = 1 << 20
+#: Largest prefix of a subscription, in bytes, and how many subscriptions one connection may have.
+MAX_PREFIX, MAX_PREFIXES = 4 << 10, 10_000
 #: The option that an operator sets for clients of the reference program that do not show their dialect.
 FOR_REFERENCE = "--option eventbus.dialect=decimal"
+#: Subscriptions by which a client names its dialect.
+MARKS = {b"\0binary": Dialect.BINARY, b"\0decimal": Dialect.DECIMAL}
+#: The empty frame that a REQ socket sends in front of a message, and expects in front of the answer.
+_DELIMITER = encode((b"",), more=True)
+
+
+@attrs.frozen(slots=True)
+class PubsReceived:
+    """PUBs arrived, in this order.
+
+    :ivar last: None, because the bus does not acknowledge
+    """
+
+    runs: list[Run]
+    last: None = None
 
 
 @attrs.frozen(slots=True, kw_only=True)
 class Requested:
-    """A client has requested a snapshot.
+    """A client has sent SYNCSTART.
 
-    :ivar replaced: whether the request replaces an earlier one of the same client
-    :ivar wrong_dialect: whether the client sends decimal sequences, while broadcasts have binary ones.  It is the
-        reference program, which cannot read binary sequences and drops every broadcast
+    :ivar dialect: the encoding of sequences in the answer
+    :ivar delimiter: whether an empty frame precedes each message of the answer
     """
 
-    replaced: bool
-    wrong_dialect: bool
+    request: SyncStart
+    dialect: Dialect
+    delimiter: bool
+
+    @property
+    def head(self) -> bytes:
+        """Return the frames that precede each event of the answer, encoded."""
+        return (_DELIMITER if self.delimiter else b"") + encode((SYNC,), more=True)
+
+    @property
+    def encoder(self) -> Encoder:
+        """Return the encoder of the SYNCs of the answer."""
+        prefixes = self.request.subtrees.prefixes or ("",)
+        return Encoder(frozenset(map(str.encode, prefixes)), self.dialect, self.head)
+
+    def end(self, sequence: int) -> bytes:
+        """Return the SYNCEND of the answer, encoded."""
+        end = SyncEnd(subtrees=self.request.subtrees.spec, sequence=sequence, dialect=self.dialect)
+        return (_DELIMITER if self.delimiter else b"") + encode(end.serialize())
 
 
-class EventBusServerSession:
-    """The state of a server: events of this turn, recent UUIDs, snapshots."""
+@attrs.frozen(slots=True)
+class PrefixChanged:
+    """The subscription to a prefix begins (``on``) or ends."""
 
-    def __init__(self, settings: EventBusSettings) -> None:
-        self._settings = settings
-        self._builder = RunBuilder(settings.stream, PROTOCOL)
-        #: recent UUIDs and their time; a publisher sends an event again if no BROADCAST has confirmed it
-        self._seen: OrderedDict[bytes, float] = OrderedDict()
-        self.snapshots = Snapshots(settings.snapshots, settings.snapshots_memory)
-        self.pool = Pool(SNAPSHOT_MEMORY)
+    prefix: bytes
+    on: bool
 
-    def change(self, settings: EventBusSettings) -> None:
-        """Use other settings from now on, with the same stream and dialect."""
-        self._settings = settings
 
-    def receive_pub(self, message: Sequence[bytes], count: int, now: float) -> RemoteProtocolError | None:
-        """Process a message of COLLECTOR; ignore its sequence, because the server itself assigns sequences.
+@attrs.frozen(slots=True)
+class BusMessage:
+    """A message arrived at a client."""
 
-        :param message: the first frames of the message, at most 16
-        :param count: number of frames of the whole message
-        :return: why the message was refused; None: it was accepted
-        """
+    frames: list[bytes]
+
+
+@attrs.frozen(slots=True)
+class Ponged:
+    """The server has answered a PING, so it has handled everything that was sent before."""
+
+
+class CollectorSession(ZmtpSession):
+    """The server's side of a connection to COLLECTOR.
+
+    Events: Joined, PubsReceived, MessageRefused, Broken.
+
+    :param stream: the stream of the runs
+    :param largest: the largest data of an event, in bytes
+    """
+
+    socket_type: ClassVar[bytes] = b"ROUTER"
+    peers: ClassVar[frozenset[bytes]] = frozenset({b"DEALER", b"ROUTER"})
+    most_frames: ClassVar[int] = 1 + EVENT_FRAMES
+    largest_label: ClassVar[int] = 4 << 10
+
+    def __init__(self, mechanism: Mechanism, largest: int, stream: str) -> None:
+        super().__init__(mechanism, largest)
+        self._stream = stream
+
+    def _gather(self, source: bytes | bytearray, position: int) -> tuple[int, Any, int]:
+        end, found = kernel.gather(source, position, self.largest, MAX_RUN)
+        if not found:
+            return end, None, 0
+        runs, stream = [], self._stream
+        for topic, producer, event_ids, event_times, lengths, payload in found:
+            run = Run(
+                stream=stream,
+                source=PROTOCOL,
+                topic=topic,
+                producer=producer,
+                content_type=CONTENT_TYPE,
+                event_ids=event_ids,
+                event_times=event_times,
+                lengths=lengths,
+                payload=payload,
+            )
+            runs.append(run)
+        return end, PubsReceived(runs), len(runs)
+
+    def _message(self, frames: list[bytes], events: list[Any]) -> None:
         try:
-            if count == 1 + EVENT_FRAMES:
-                frames = message[1:]
-            else:
-                frames, _ = without_delimiter(_whole(message, count), counts=(EVENT_FRAMES,))
-            if len(frames) == EVENT_FRAMES and len(frames[5]) > self._settings.max_payload:
-                raise RemoteProtocolError("data-too-large", f"{len(frames[5])} bytes")
-            if self._settings.dedup:
-                self._remember(frames, now)
-            self._builder.add(message[0], frames)
+            found, _ = without_delimiter(frames, counts=(EVENT_FRAMES,))
+            events.append(PubsReceived([run_of(found, self._stream)]))
         except RemoteProtocolError as error:
-            return error
-        return None
+            events.append(MessageRefused(error))
 
-    def receive_request(
-        self,
-        message: Sequence[bytes],
-        count: int,
-        host: str,
-        network: str,
-        close: Callable[[], object] = lambda: None,
-    ) -> Requested | RemoteProtocolError:
-        """Process a message of SNAPSHOT.
 
-        :param message: the first frames of the message, at most 16
-        :param count: number of frames of the whole message
-        :param host: the address of the client
-        :param network: the network of that address, with whose other clients it shares memory
-        :param close: closes the client's connection
-        """
-        listener, identity = self._settings.dialect, message[0]
+class SnapshotSession(ZmtpSession):
+    """The server's side of a connection to SNAPSHOT.
+
+    Events: Joined, Requested, MessageRefused, Broken.
+
+    :param dialect: the dialect of clients that do not show theirs
+    """
+
+    socket_type: ClassVar[bytes] = b"ROUTER"
+    peers: ClassVar[frozenset[bytes]] = frozenset({b"DEALER", b"REQ", b"ROUTER"})
+    most_frames: ClassVar[int] = 4
+    #: more than the largest number of the largest subtrees with their separators
+    largest_label: ClassVar[int] = 2 * MAX_SUBTREES * MAX_SUBTREE
+
+    def __init__(self, mechanism: Mechanism, dialect: Dialect) -> None:
+        super().__init__(mechanism, self.largest_label)
+        self._dialect = dialect
+
+    def _message(self, frames: list[bytes], events: list[Any]) -> None:
         try:
-            frames, delimiter = without_delimiter(_whole(message, count), counts=(2, 3))
-            request = self._parse(frames)
-            account = self.pool.account(identity, network)
-            snapshot = SnapshotAnswer(identity, request, delimiter, request.dialect or listener, account, host, close)
-            replaced = self.snapshots.add(snapshot)
+            found, delimiter = without_delimiter(frames, counts=(2, 3))
+            request = self._parse(found)
         except RemoteProtocolError as error:
-            return error
-        prefixes = map(str.encode, request.subtrees.prefixes)
-        wrong_dialect = request.dialect is Dialect.DECIMAL and listener is Dialect.BINARY and unclear(prefixes)
-        return Requested(replaced=replaced is not None, wrong_dialect=wrong_dialect)
+            events.append(MessageRefused(error))
+            return
+        dialect = request.dialect or self._dialect
+        events.append(Requested(request=request, dialect=dialect, delimiter=delimiter))
 
     def _parse(self, frames: Sequence[bytes]) -> SyncStart:
         """Parse a SYNCSTART; an error about its subtrees names the option that would accept them.
@@ -158,7 +189,7 @@ class EventBusServerSession:
         A decimal sequence, which only the reference program sends, means that the subtrees have its syntax, too.
         """
         dialect = parse_sequence(frames[2])[1] if len(frames) == 3 else None
-        lenient = (dialect or self._settings.dialect) is Dialect.DECIMAL
+        lenient = (dialect or self._dialect) is Dialect.DECIMAL
         try:
             return SyncStart.parse(frames, lenient=lenient)
         except RemoteProtocolError as error:
@@ -168,498 +199,120 @@ class EventBusServerSession:
             advice = f"for clients of the reference program (Node) pass {FOR_REFERENCE}"
             raise RemoteProtocolError(error.cause, f"{detail}; {advice}") from None
 
-    def take(self) -> EventBatch | None:
-        """Return the events that were received since the last call, or None if there are none."""
-        return self._builder.take()
 
-    def failed(self, batch: EventBatch) -> None:
-        """Forget the UUIDs of *batch*, which was not published."""
-        for uuid in batch.uuids:
-            self._seen.pop(uuid, None)
+class PublisherSession(ZmtpSession):
+    """The server's side of a connection to PUBLISHER.
 
-    def _remember(self, frames: Sequence[bytes], now: float) -> None:
-        """Remember the UUID of an event.
+    Events: Joined, PrefixChanged, MessageRefused, Broken.
 
-        :raises RemoteProtocolError: the UUID is remembered already, or the frames are not an event
-        """
-        check_event(frames)  # the UUID of a refused event must not be remembered
-        seen, uuid = self._seen, frames[4]
-        while seen and now - next(iter(seen.values())) > SEEN_AGE:
-            seen.popitem(last=False)
-        repeated = uuid in seen
-        seen[uuid] = now
-        seen.move_to_end(uuid)
-        if len(seen) > MOST_SEEN:
-            seen.popitem(last=False)
-        if repeated:
-            raise RemoteProtocolError("duplicate")
-        self._builder.uuids.append(uuid)
+    Nothing else than its subscriptions shows the dialect of a subscriber.  It is the usual one, unless one of the
+    subscriptions is no subtree as specified, as only the reference program has them, or is one of :data:`MARKS`, which
+    name the dialect whatever the other subscriptions are.  Like a XPUB socket, a connection has a set of prefixes.
 
-
-def _whole(message: Sequence[bytes], count: int) -> Sequence[bytes]:
-    if count > len(message):
-        raise RemoteProtocolError("wrong-frame-count", f"{count - 1} frames")
-    return message[1:]
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class PubConfirmed:
-    """A published event was received, so it is durable on the server, with this ``sequence``."""
-
-    handle: Any
-    sequence: int
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class PubTimedOut:
-    """A published event was not received in time; it may or may not be published."""
-
-    handle: Any
-
-
-@attrs.define(slots=True)
-class _Pending:
-    frames: list[Buffer]
-    handle: Any
-    sent: float
-    tries: int = 1
-
-
-@attrs.define(eq=False)
-class Confirmations:
-    """Published events that are not confirmed.
-
-    :ivar timeout: seconds to wait for a confirmation before an event is sent again
-    :ivar retries: how often an event is sent again before it fails
+    :param usual: the dialect of subscribers whose subscriptions do not show a dialect
+    :ivar dialect: the dialect of the subscriber
     """
 
-    timeout: float
-    retries: int
-    #: the events by UUID, in the order in which they were sent
-    _pending: OrderedDict[bytes, _Pending] = attrs.field(factory=OrderedDict, init=False)
+    socket_type: ClassVar[bytes] = b"PUB"
+    peers: ClassVar[frozenset[bytes]] = frozenset({b"SUB", b"XSUB"})
+    most_frames: ClassVar[int] = 1
+    largest_label: ClassVar[int] = MAX_PREFIX
 
-    def __len__(self) -> int:
-        return len(self._pending)
+    def __init__(self, mechanism: Mechanism, usual: Dialect) -> None:
+        super().__init__(mechanism, 1 + MAX_PREFIX)
+        self.dialect = usual
+        self._marked = False
+        self._prefixes: set[bytes] = set()
+        self._encoder: Encoder | None = None
 
-    def add(self, uuid: bytes, frames: list[Buffer], handle: Any, now: float) -> None:
-        """Track an event whose *frames* are sent now.
+    @property
+    def subscribed(self) -> bool:
+        """Return whether the subscriber has any subscription."""
+        return bool(self._prefixes)
 
-        :raises LocalProtocolError: an event with this UUID is not confirmed yet
-        """
-        if uuid in self._pending:
-            raise LocalProtocolError(f"an event with the UUID {uuid.decode()!r} is not confirmed yet; use another UUID")
-        self._pending[uuid] = _Pending(frames, handle, now)
+    @property
+    def encoder(self) -> Encoder:
+        """Return the encoder of the events to which the peer is subscribed."""
+        if self._encoder is None:
+            prefixes = frozenset({b""}) if b"" in self._prefixes else frozenset(self._prefixes)
+            self._encoder = Encoder(prefixes, self.dialect)
+        return self._encoder
 
-    def received(self, uuid: bytes, sequence: int) -> PubConfirmed | None:
-        """Return the confirmation of the event with *uuid*; None if no such event is tracked."""
-        pending = self._pending.pop(uuid, None)
-        return None if pending is None else PubConfirmed(handle=pending.handle, sequence=sequence)
+    def _message(self, frames: list[bytes], events: list[Any]) -> None:
+        (body,) = frames
+        if body[:1] in (b"\0", b"\1"):
+            self._subscribe(body[1:], body[0] == 1, events)
+        else:
+            events.append(MessageRefused(RemoteProtocolError("unknown-command", "a message that is no subscription")))
 
-    def resend(self, now: float) -> tuple[list[list[Buffer]], list[PubTimedOut]]:
-        """Return the frames of the events to send again now, and a PubTimedOut for each event without a retry left."""
-        late = list(takewhile(lambda uuid: now - self._pending[uuid].sent >= self.timeout, self._pending))
-        frames, given_up = [], []
-        for uuid in late:
-            pending = self._pending[uuid]
-            if pending.tries > self.retries:
-                del self._pending[uuid]
-                given_up.append(PubTimedOut(handle=pending.handle))
-                continue
-            pending.tries += 1
-            pending.sent = now
-            self._pending.move_to_end(uuid)
-            frames.append(pending.frames)
-        return frames, given_up
+    def _command(self, name: bytes, data: bytes, events: list[Any]) -> None:
+        if name in (b"SUBSCRIBE", b"CANCEL"):
+            self._subscribe(data, name == b"SUBSCRIBE", events)
+        else:
+            super()._command(name, data, events)
 
-    def abandon(self) -> list[PubTimedOut]:
-        """Stop tracking all events, and return them as PubTimedOut."""
-        pending, self._pending = self._pending, OrderedDict()
-        return [PubTimedOut(handle=each.handle) for each in pending.values()]
-
-    def next_due(self) -> float:
-        """Return the time at which :meth:`resend` has to be called next; infinity if no event is tracked."""
-        first = next(iter(self._pending.values()), None)
-        return inf if first is None else first.sent + self.timeout
-
-
-#: Broadcasts that may be held back during a synchronization, in events and bytes; more are dropped and requested again.
-MOST_HELD = 10_000
-MOST_HELD_BYTES = 16 << 20
-#: Upper bound of delivered sequences beyond ``position`` that are remembered; with more the client synchronizes.
-MOST_AHEAD = 100_000
-
-
-class ServerPort(Enum):
-    """The port of the server that a message is sent to."""
-
-    SNAPSHOT = "snapshot"
-    NEW_SNAPSHOT = "new-snapshot"  #: SNAPSHOT by a new connection: answers on the old one must not arrive
-    COLLECTOR = "collector"
+    def _subscribe(self, prefix: bytes, on: bool, events: list[Any]) -> None:
+        mark = MARKS.get(prefix)
+        if mark is not None:
+            if on and not self._marked:
+                self._marked, self.dialect, self._encoder = True, mark, None
+            return
+        if (prefix in self._prefixes) is on:
+            return
+        if on and len(self._prefixes) >= MAX_PREFIXES:
+            raise RemoteProtocolError("too-many-subscriptions", f"more than {MAX_PREFIXES} of one connection")
+        (self._prefixes.add if on else self._prefixes.remove)(prefix)
+        if on and not self._marked and not is_subtree(prefix):
+            self.dialect = Dialect.DECIMAL
+        self._encoder = None
+        events.append(PrefixChanged(prefix, on))
 
 
-@attrs.frozen(kw_only=True)
-class EventBusOptions:
-    """Options of a client.
+class _ClientSession(ZmtpSession):
+    """The client's side of a connection.
 
-    :ivar subtrees: topics to subscribe to, such as ``("/a/", "/b/c/")``; empty: all topics
-    :ivar subscribe: whether events are delivered; otherwise the client only publishes
-    :ivar after: start after this sequence (0: with the oldest event); None: with events published from now on
-    :ivar dialect: encoding of the sequence in SYNCSTART, which the server uses for SYNC and SYNCEND, too
-    :ivar window: how many events may be unconfirmed at a time
-    :ivar confirm: seconds until an unconfirmed event is sent again
-    :ivar retries: how often an unconfirmed event is sent again before it fails
-    :ivar quiet: seconds without a broadcast after which the client asks for missed events
-    :ivar recheck: with ``subtrees``, seconds between requests for missed events; 0: never
-    :ivar answer: seconds without a message after which an answer to SYNCSTART has failed
+    Events: Joined, BusMessage, Ponged, Broken.
     """
 
-    subtrees: tuple[str, ...] = ()
-    subscribe: bool = True
-    after: int | None = None
-    dialect: Dialect = Dialect.BINARY
-    window: int = 1_000
-    confirm: float = 5.0
-    retries: int = 5
-    quiet: float = 15.0
-    recheck: float = 60.0
-    answer: float = 10.0
+    #: SYNC and the six frames of an event
+    most_frames: ClassVar[int] = 1 + EVENT_FRAMES
+    largest_label: ClassVar[int] = max(MAX_NAME, 2 * MAX_SUBTREES * MAX_SUBTREE)
+
+    def __init__(self, mechanism: Mechanism | None = None) -> None:
+        # Records of other protocols grow by the header of a msgpack byte string.
+        super().__init__(Null() if mechanism is None else mechanism, MAX_PAYLOAD + 5)
+
+    @property
+    def pings(self) -> bool:
+        """Return whether the server answers PING."""
+        return self._pings and self.linked
+
+    def _message(self, frames: list[bytes], events: list[Any]) -> None:
+        events.append(BusMessage(frames))
+
+    def _command(self, name: bytes, data: bytes, events: list[Any]) -> None:
+        if name == b"PONG":
+            events.append(Ponged())
+        super()._command(name, data, events)
 
 
-@attrs.frozen(slots=True, kw_only=True)
-class Events:
-    """Events to deliver, in order, each once; ``late``: whether events with greater sequences were delivered before."""
+class DealerSession(_ClientSession):
+    """The client's side of a connection to SNAPSHOT or COLLECTOR."""
 
-    events: tuple[Broadcast, ...]
-    late: bool = False
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class EventsExpired:
-    """The server no longer keeps the events ``first`` to ``last``; only a client without subtrees can notice that."""
-
-    first: int
-    last: int
+    socket_type: ClassVar[bytes] = b"DEALER"
+    peers: ClassVar[frozenset[bytes]] = frozenset({b"ROUTER", b"REP", b"DEALER"})
 
 
-@attrs.frozen(slots=True, kw_only=True)
-class Synchronised:
-    """A synchronization has ended: every event up to ``position`` was delivered."""
+class SubscriberSession(_ClientSession):
+    """The client's side of a connection to PUBLISHER."""
 
-    position: int | None
+    socket_type: ClassVar[bytes] = b"SUB"
+    peers: ClassVar[frozenset[bytes]] = frozenset({b"PUB", b"XPUB"})
 
-
-@attrs.frozen(slots=True, kw_only=True)
-class Restarted:
-    """The server has another journal, because its sequences went back; all events of that journal follow.
-
-    :ivar end: the last sequence of that journal, as far as the client knows
-    :ivar position: the last sequence of which the client had the event
-    """
-
-    end: int
-    position: int = attrs.field(default=0, eq=False)
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class SyncUnanswered:
-    """The server has not answered a SYNCSTART in time; the client repeats the SYNCSTART."""
-
-
-@attrs.frozen(slots=True, kw_only=True)
-class Ignored:
-    """A message is invalid; ``cause`` is that of the RemoteProtocolError."""
-
-    cause: str
-
-
-Event = Events | EventsExpired | Synchronised | Restarted | SyncUnanswered | Ignored | PubConfirmed | PubTimedOut
-
-
-class EventBusClientSession:
-    """The protocol state of a client.
-
-    :ivar pubs: published events that are not confirmed
-    :ivar position: the sequence up to which every event was delivered or is lost
-    :param random: spreads the requests of many clients over time
-    :raises LocalProtocolError: a server would refuse ``options.subtrees``
-    """
-
-    def __init__(self, options: EventBusOptions, random: Random, now: float) -> None:
-        self.options = options
-        self.position: int | None = options.after if options.subscribe else None
-        self._subtrees = Subtrees.of(options.subtrees)
-        self._random = random
-        self.pubs = Confirmations(options.confirm, options.retries)
-        #: the highest delivered sequence, and all delivered sequences beyond `position`
-        self._highest = 0
-        self._ahead: set[int] = set()
-        #: broadcasts that wait for the end of the synchronization, and whether some were dropped
-        self._held: list[Broadcast] = []
-        self._held_bytes = 0
-        self._overflowed = False
-        self._last_broadcast: int | None = None
-        # Broadcasts are held back from the beginning, because the events before them have to be delivered first.
-        self._syncing = True
-        self._unanswered = False
-        #: the sequence in the last SYNCSTART, and that of the last broadcast that arrived before that SYNCSTART
-        self._requested = 0
-        self._covered = 0
-        #: time of the last message, and of the last SYNCEND
-        self._progressed = self._checked = now
-        self._spread = self._jitter()
-        self._now = now
-        #: the events to return next, and the broadcasts to deliver after these events
-        self._events: list[Event] = []
-        self._out: list[Broadcast] = []
-        self._to_send: list[tuple[ServerPort, list[Buffer]]] = []
-
-    # Called by the owner of the sockets.
-
-    def connected(self, now: float) -> None:
-        """Handle that SNAPSHOT and PUBLISHER are both connected, for the first time or again."""
-        # If only PUBLISHER was disconnected, an answer may still arrive that looks like the answer to this request.
-        self._now = now
-        self._request_sync(ServerPort.NEW_SNAPSHOT if self._unanswered else ServerPort.SNAPSHOT)
-
-    def disconnected(self, now: float) -> None:
-        """Hold broadcasts back until SNAPSHOT and PUBLISHER are both connected again, because one of them was lost."""
-        self._syncing = True
-        self._progressed = now
-
-    def resumed(self, now: float) -> None:
-        """Handle that the owner reads again after a pause, in which broadcasts may have been dropped."""
-        self._now = now
-        self._request_sync(ServerPort.NEW_SNAPSHOT)
-
-    def publish(self, event: Pub, handle: Any, now: float) -> None:
-        """Send *event*; a later PubConfirmed or PubTimedOut has *handle*.
-
-        :raises LocalProtocolError: a server would refuse *event*
-        """
-        frames = event.serialize()
-        try:
-            check_event(frames)
-        except RemoteProtocolError as error:
-            raise LocalProtocolError(f"a server would refuse the event: {error}") from error
-        self.pubs.add(event.uuid, frames, handle, now)
-        self._to_send.append((ServerPort.COLLECTOR, frames))
-
-    def data_to_send(self) -> list[tuple[ServerPort, list[Buffer]]]:
-        """Return the messages to send, each once, in order."""
-        to_send, self._to_send = self._to_send, []
-        return to_send
-
-    def receive_broadcasts(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
-        """Process messages from PUBLISHER."""
-        return self._receive(messages, now, lambda frames: self._broadcast(Broadcast.parse(frames)))
-
-    def receive_syncs(self, messages: Iterable[Sequence[bytes]], now: float) -> list[Event]:
-        """Process messages from SNAPSHOT."""
-        return self._receive(messages, now, self._answer)
-
-    def _receive(
-        self, messages: Iterable[Sequence[bytes]], now: float, receive: Callable[[Sequence[bytes]], None]
-    ) -> list[Event]:
-        self._now = now
-        for frames in messages:
-            try:
-                receive(frames)
-            except RemoteProtocolError as error:
-                self._events.append(Ignored(cause=error.cause))
-        return self._take()
-
-    def tick(self, now: float) -> list[Event]:
-        """Run all actions that are due at *now*: requests for missed events, and repeated PUBs."""
-        self._now = now
-        if self._syncing:
-            if now - self._progressed >= self.options.answer:
-                self._emit(SyncUnanswered())
-                self._request_sync(ServerPort.NEW_SNAPSHOT)
-        elif now >= self._sync_due():
-            self._request_sync()
-        if self.pubs.next_due() <= now and not self._syncing:
-            if self.position is None:
-                self._resend()
-            else:
-                # An event without a timely confirmation may be published nevertheless.  The synchronization confirms
-                # such events, and _end_sync sends the others again.
-                self._request_sync()
-        return self._take()
-
-    def next_due(self) -> float:
-        """Return the time at which :meth:`tick` has to be called."""
-        due = self._progressed + self.options.answer if self._syncing else self._sync_due()
-        return due if self._syncing else min(due, self.pubs.next_due())
-
-    # Received messages.
-
-    def _broadcast(self, broadcast: Broadcast) -> None:
-        """Process a BROADCAST: confirm an own event, notice another journal, then hold or deliver the event."""
-        self._confirm(broadcast)
-        seq = broadcast.sequence
-        if not self._syncing:
-            self._progressed = self._now
-        previous, self._last_broadcast = self._last_broadcast, seq
-        if not self.options.subscribe or not self._subtrees.match(broadcast.topic):
-            return
-        if previous is not None and seq <= previous:
-            self._restart(seq)
-        if self.position is None:
-            self.position = seq - 1
-        if self._syncing:
-            self._hold(broadcast)
+    def send_subscribe(self, prefix: bytes) -> None:
+        """Subscribe to the topics that begin with *prefix*."""
+        if self._pings:
+            body: Buffer = b"\x09SUBSCRIBE" + prefix
+            self.out.append(self._mechanism.seal(body, COMMAND))
         else:
-            self._deliver(broadcast)
-
-    def _deliver(self, broadcast: Broadcast) -> None:
-        """Deliver a broadcast, or request the events that are missing before it."""
-        assert self.position is not None
-        seq = broadcast.sequence
-        if seq <= self.position:
-            return
-        follows = seq == self.position + 1
-        if follows:
-            self.position = seq
-        if seq in self._ahead:
-            return  # another server of the cluster has broadcast this event before
-        if follows:
-            self._out.append(broadcast)
-        elif self.options.subtrees:
-            self._ahead.add(seq)
-            self._out.append(broadcast)
-            if len(self._ahead) >= MOST_AHEAD:
-                self._request_sync()
-        else:
-            self._hold(broadcast)
-            self._request_sync()
-
-    def _answer(self, frames: Sequence[bytes]) -> None:
-        if frames and frames[0] == SYNCEND:
-            self._end_sync(SyncEnd.parse(frames))
-        else:
-            self._sync(Sync.parse(frames))
-
-    def _sync(self, sync: Sync) -> None:
-        """Process a SYNC: confirm an own event, and deliver a new event; mark it as late if it is out of order."""
-        self._confirm(sync)
-        if not self._syncing or self.position is None:
-            return
-        self._progressed = self._now
-        seq = sync.sequence
-        if seq <= self.position:
-            return
-        if seq > self.position + 1 and not self.options.subtrees:
-            self._emit(EventsExpired(first=self.position + 1, last=seq - 1))
-        self.position = seq
-        if seq in self._ahead:
-            return  # the event was delivered when it was broadcast
-        if seq < self._highest:
-            self._emit(Events(events=(sync,), late=True))
-        else:
-            self._out.append(sync)
-
-    def _end_sync(self, end: SyncEnd) -> None:
-        """End a synchronization: deliver the broadcasts that were held back, up to the next gap."""
-        if not self._syncing:
-            return
-        self._syncing = self._unanswered = False
-        since = self._requested  # a copy, because releasing broadcasts may start another request
-        if end.sequence < since != LAST_SEQ:
-            # The stream ends before the client's position: it is another journal, or an older copy of it.
-            self._restart(end.sequence)
-            return
-        self._progressed = self._checked = self._now
-        self._spread = self._jitter()
-        self._resend()
-        held, self._held, self._held_bytes = self._held, [], 0
-        overflowed, self._overflowed = self._overflowed, False
-        for broadcast in held:
-            self._release(broadcast)
-        if self.position is not None and since != LAST_SEQ:  # LAST_SEQ: the request was without a position
-            self.position = max(self.position, end.sequence)
-            self._ahead = {seq for seq in self._ahead if seq > self.position}
-            if self._last_broadcast is None:
-                self._last_broadcast = since
-        self._emit(Synchronised(position=self.position))
-        if overflowed and not self._syncing:
-            self._request_sync()
-
-    def _release(self, broadcast: Broadcast) -> None:
-        """Deliver a broadcast that was held back, or hold it further if a new synchronization has begun."""
-        assert self.position is not None
-        seq = broadcast.sequence
-        if self._syncing:
-            self._hold(broadcast)
-            return
-        missing = seq > self.position + 1 and not self.options.subtrees
-        if missing and seq <= self._covered:
-            # The broadcast arrived before the request, so the answer would have had the missing events.
-            self._emit(EventsExpired(first=self.position + 1, last=seq - 1))
-            self.position = seq - 1
-        self._deliver(broadcast)
-
-    def _restart(self, end: int) -> None:
-        """Start again with the first event of another journal, which ends at sequence *end*."""
-        self._emit(Restarted(end=end, position=self.position or 0))
-        self.position = self._highest = 0
-        self._ahead.clear()
-        self._held, self._held_bytes = [], 0
-        self._request_sync(ServerPort.NEW_SNAPSHOT)
-
-    def _hold(self, broadcast: Broadcast) -> None:
-        size = len(broadcast.data)
-        if len(self._held) >= MOST_HELD or self._held_bytes + size > MOST_HELD_BYTES:
-            self._overflowed = True
-            return
-        self._held.append(broadcast)
-        self._held_bytes += size
-
-    def _confirm(self, broadcast: Broadcast) -> None:
-        confirmed = self.pubs.received(broadcast.uuid, broadcast.sequence)
-        if confirmed is not None:
-            self._events.append(confirmed)
-
-    def _emit(self, event: Event) -> None:
-        """Report *event*, but first all events that were delivered and are not reported yet."""
-        self._flush()
-        self._events.append(event)
-
-    def _flush(self) -> None:
-        if self._out:
-            self._events.append(Events(events=tuple(self._out)))
-            self._highest = max(self._highest, self._out[-1].sequence)
-            self._out = []
-
-    def _take(self) -> list[Event]:
-        self._flush()
-        events, self._events = self._events, []
-        return events
-
-    # Requests.
-
-    def _request_sync(self, to: ServerPort = ServerPort.SNAPSHOT) -> None:
-        """Send a SYNCSTART for all events after ``position``.
-
-        A client without a position sends the largest possible sequence: the answer has no events, and only shows that
-        the server is alive.
-        """
-        self._syncing = self._unanswered = True
-        self._progressed = self._now
-        self._covered = self._last_broadcast or 0
-        self._requested = LAST_SEQ if self.position is None else self.position
-        request = SyncStart(subtrees=self._subtrees, sequence=self._requested, dialect=self.options.dialect)
-        self._to_send.append((to, [*request.serialize()]))
-
-    def _resend(self) -> None:
-        again, given_up = self.pubs.resend(self._now)
-        self._to_send += [(ServerPort.COLLECTOR, frames) for frames in again]
-        self._events += given_up
-
-    def _sync_due(self) -> float:
-        due = self._progressed + self.options.quiet * self._spread
-        if self._ahead and self.options.recheck:
-            due = min(due, self._checked + self.options.recheck * self._spread)
-        return due
-
-    def _jitter(self) -> float:
-        return 1 + self._random.random() / 4
+            self.out.append(self._mechanism.seal(b"\1" + prefix, 0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from fyrehose.options import FilePath, boolean, count, duration, exact_size, file_path, fixed, name, option, size
+from fyrehose.net.tcp import TCPSettings
+from fyrehose.options import FilePath, boolean, count, exact_size, file_path, name, option, size
 from fyrehose.protocols.eventbus.frames import Dialect
 from fyrehose.records import MAX_PAYLOAD
 
@@ -17,7 +18,7 @@ def _dialect(text: str) -> Dialect:
 
 
 @attrs.frozen(kw_only=True)
-class EventBusSettings:
+class EventBusSettings(TCPSettings):
     """The options ``--option eventbus.NAME=VALUE``."""
 
     stream: str = option("eventbus", name, "the stream to publish to and broadcast from")
@@ -33,9 +34,7 @@ class EventBusSettings:
     dedup: bool = option(False, boolean, "drop an event whose UUID was seen in the last 10 minutes (100,000 are kept)")
     max_payload: int = option(MAX_PAYLOAD, size, "maximum size of an event's data", least=1)
     max_connections: int = option(16_000, count, "maximum number of connections, all three ports together", least=1)
-    snapshots: int = fixed(8)  #: snapshots that are sent at a time; others wait, each in the queue of its network
-    snapshots_memory: int = fixed(64 << 20)  #: bytes for snapshot requests; one network may use half: about 30,000
-    timeout: float = option(30.0, duration, "cancel a snapshot whose client has read nothing for this time")
+    max_per_host: int = option(8_000, count, "maximum number of connections from one address or IPv6 /64", least=1)
 
     def __attrs_post_init__(self) -> None:
         if self.max_payload > MAX_PAYLOAD:

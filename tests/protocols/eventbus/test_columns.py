@@ -1,10 +1,7 @@
-"""Events to runs, few and in the order of each client; runs to events, unchanged if the event bus published them."""
+"""Events to runs and back: labels and data unchanged, only wanted topics, and pieces of limited size."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import pairwise
-from struct import unpack
 from typing import Any
 
 import pytest
@@ -14,14 +11,18 @@ from hypothesis import strategies as st
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.columns import (
     PROTOCOL,
-    RunBuilder,
-    event_frames,
+    Encoder,
     msgpack_bytes,
+    run_of,
     runs_of,
     unpack_msgpack_bytes,
 )
 from fyrehose.protocols.eventbus.frames import Broadcast, Dialect
+from fyrehose.protocols.eventbus.session import DealerSession, SnapshotSession
+from fyrehose.protocols.eventbus.zmtp import Null, encode
 from fyrehose.records import Run
+from fyrehose.sessions import PIECE
+from fyrehose.testing import feed
 
 TIME = b"2024-05-01T10:20:30.123Z"
 UUID = b"7d444840-9dc0-41d1-b245-5ffdce74fad2"
@@ -31,118 +32,117 @@ def event(topic: bytes, producer: bytes, data: bytes, timestamp: bytes = TIME, n
     return [topic, b"null", producer, timestamp, b"7d444840-9dc0-41d1-b245-%012x" % n, data]
 
 
-def taken(builder: RunBuilder) -> list[Run]:
-    batch = builder.take()
-    return [] if batch is None else batch.runs
+def encoder(*prefixes: bytes, dialect: Dialect = Dialect.BINARY, head: bytes = b"") -> Encoder:
+    return Encoder(frozenset(prefixes or (b"",)), dialect, head)
 
 
-def test_equal_labels_share_a_run() -> None:
-    builder = RunBuilder("bus", "eventbus")
-    for n in range(100):
-        builder.add(b"client", event(b"/a/", b"me", b"%d" % n, n=n))
-    batch = builder.take()
-    assert batch is not None
-    assert batch.count == 100
-    (run,) = batch.runs
-    assert (run.stream, run.source, run.topic, run.producer) == ("bus", "eventbus", "/a/", "me")
-    assert run.content_type == "application/msgpack"
-    assert [bytes(payload) for payload in run.payloads()] == [b"%d" % n for n in range(100)]
-    assert run.event_ids is not None
-    assert len(run.event_ids) == 1600
-    assert run.event_times is not None
-    assert unpack("<100q", run.event_times) == (1_714_558_830_123_000,) * 100
-    assert run.producer_seq is None, "sequences from clients are ignored"
-    assert builder.take() is None
-
-
-def test_interleaved_producers_make_one_run_each() -> None:
-    builder = RunBuilder("bus", "eventbus")
-    for n in range(1_000):
-        client = b"%d" % (n % 10)
-        builder.add(client, event(b"/a/", client, b"%d" % n))
-    assert len(taken(builder)) == 10
-
-
-def test_client_with_two_topics_keeps_its_order() -> None:
-    builder = RunBuilder("bus", "eventbus")
-    for n in range(4):
-        builder.add(b"client", event(b"/%d/" % (n % 2), b"me", b"%d" % n))
-    assert [bytes(payload) for run in taken(builder) for payload in run.payloads()] == [b"0", b"1", b"2", b"3"]
-
-
-def test_other_label_forms_get_their_own_runs() -> None:
-    builder = RunBuilder("bus", "eventbus")
-    for n, timestamp in enumerate([TIME, b"2024-05-01T10:20:30Z", b"2024-05-01T10:20:31Z", b"now", TIME]):
-        builder.add(b"%d" % n, event(b"/a/", b"me", b"x", timestamp))
-    runs = taken(builder)
-    assert [(run.content_type, len(run), run.event_times is None) for run in runs] == [
-        ("application/msgpack", 2, False),
-        ("application/msgpack; time=0Z", 2, False),
-        ('application/msgpack; timestamp="now"', 1, True),
-    ]
-
-
-def test_refused_event_leaves_nothing_behind() -> None:
-    builder = RunBuilder("bus", "eventbus")
-    with pytest.raises(RemoteProtocolError):
-        builder.add(b"client", event(b"\xff", b"me", b"x"))
-    assert builder.take() is None
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 2)), max_size=60))
-def test_order_of_each_client_is_kept_and_nothing_is_lost(sent: list[tuple[int, int, int]]) -> None:
-    builder = RunBuilder("bus", "eventbus")
-    for n, (client, topic, producer) in enumerate(sent):
-        builder.add(b"%d" % client, event(b"/%d/" % topic, b"%d" % producer, b"%d" % n, n=n))
-    runs = taken(builder)
-    order = [int(bytes(payload)) for run in runs for payload in run.payloads()]
-    assert sorted(order) == list(range(len(sent)))
-    by_client: dict[int, list[int]] = defaultdict(list)
-    for n in order:
-        by_client[sent[n][0]].append(n)
-    assert all(numbers == sorted(numbers) for numbers in by_client.values())
-    for run in runs:
-        check(run, sent)
-    assert len(runs) <= max(1, sum(1 for a, b in pairwise(sent) if a[1:] != b[1:]) + 1)
-
-
-def check(run: Run, sent: list[tuple[int, int, int]]) -> None:
-    """Check that the columns of each run belong to its events."""
-    ids = bytes(run.event_ids or b"")
-    for row, payload in enumerate(run.payloads()):
-        n = int(bytes(payload))
-        _, topic, producer = sent[n]
-        assert (run.topic, run.producer) == (f"/{topic}/", str(producer))
-        assert int.from_bytes(ids[16 * row + 10 : 16 * row + 16], "big") == n
+def sent(runs: list[Run], one: Encoder) -> list[list[bytes]]:
+    """Return the messages that *one* makes of *runs*, a piece at a time, each as its frames."""
+    session = DealerSession()
+    server = SnapshotSession(Null(), Dialect.BINARY)
+    while server.out or session.out:
+        session.receive_data(b"".join(server.data_to_send()))
+        server.receive_data(b"".join(session.data_to_send()))
+    found: list[list[bytes]] = []
+    last = runs[0].first_seq - 1
+    while last < runs[-1].last_seq:
+        rest = [run.slice(max(0, last + 1 - run.first_seq), len(run)) for run in runs if run.last_seq > last]
+        piece = one(rest)
+        if piece.last == last:
+            head, payload = one.large(rest[0])
+            data, last = head + bytes(payload), last + 1
+        else:
+            data, last = piece.data, piece.last
+        found += [event.frames for event in feed(session, [data])]
+    return found
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_labels_and_data_are_sent_as_published(dialect: Dialect) -> None:
-    builder = RunBuilder("s", PROTOCOL)
-    sent = [
+    published = [
         [b"/a/", b"\xff" * 8, b"me", TIME, UUID, b"\xdd\xff\xff\xff\xff"],
         [b"/a/", b"null", b"me", TIME.replace(b"30", b"31"), UUID.replace(b"7", b"8"), b""],
         [b"/b/", b"", b"\xff", b"yesterday", b"42", b"x" * 1000],
         [b"", b"", b"", b"", b"", b""],
     ]
-    for frames in sent:
-        builder.add(b"id", frames)
-    seq = 1
-    got = []
-    batch = builder.take()
-    assert batch is not None
-    for run in batch.runs:
-        numbered = run.numbered(seq, 1)
-        got += [[bytes(part) for part in frames] for frames in event_frames(numbered, dialect)]
-        seq += len(run)
-    assert [[frames[0], *frames[2:]] for frames in got] == [[frames[0], *frames[2:]] for frames in sent]
+    runs = [run_of(frames, "s").numbered(seq, 1) for seq, frames in enumerate(published, 1)]
+    got = sent(runs, encoder(dialect=dialect))
+    assert [[frames[0], *frames[2:]] for frames in got] == [[frames[0], *frames[2:]] for frames in published]
     assert [Broadcast.parse(frames).sequence for frames in got] == [1, 2, 3, 4]
     assert {Broadcast.parse(frames).dialect for frames in got} == {dialect}
 
 
+def test_refused_event_says_why() -> None:
+    with pytest.raises(RemoteProtocolError, match="bad-topic"):
+        run_of(event(b"\xff", b"me", b"x"), "s")
+
+
+def numbered(*topics: bytes, size: int = 1, rows: int = 1) -> list[Run]:
+    """Return a run of *rows* events of each topic, with the numbers from 1 on."""
+    runs, seq = [], 1
+    for topic in topics:
+        ids, times = bytes(16 * rows), bytes(8 * rows)
+        data = [b"%06d" % (seq + row) + bytes(max(0, size - 6)) for row in range(rows)]
+        run = Run.of(
+            "s",
+            data,
+            source=PROTOCOL,
+            topic=topic.decode(),
+            producer="me",
+            content_type="application/msgpack",
+            event_ids=ids,
+            event_times=times,
+        )
+        runs.append(run.numbered(seq, 1))
+        seq += rows
+    return runs
+
+
+def test_only_wanted_topics_are_sent() -> None:
+    runs = numbered(b"/a/", b"/b/", b"/a/b/", b"", b"/c/")
+    assert [frames[0] for frames in sent(runs, encoder(b"/a/", b"/c"))] == [b"/a/", b"/a/b/", b"/c/"]
+    assert len(sent(runs, encoder(b""))) == 5
+    assert encoder(b"/z/")(runs) == (b"", 5, 0)
+    assert encoder(b"/a/")(runs)[1:] == (5, 3), "the last wanted number is that of /a/b/"
+
+
+def test_overlapping_prefixes_send_an_event_once() -> None:
+    assert len(sent(numbered(b"/a/b/"), encoder(b"/a/", b"/a/b/", b""))) == 1
+
+
+def test_head_precedes_each_event() -> None:
+    (frames,) = sent(numbered(b"/a/"), encoder(head=encode((b"SYNC",), more=True)))
+    assert (frames[:2], len(frames)) == ([b"SYNC", b"/a/"], 7)
+
+
+def test_a_piece_is_limited_and_nothing_is_left_out() -> None:
+    runs = numbered(b"/a/", b"/b/", b"/c/", size=3_000, rows=40)
+    piece = encoder(b"/a/", b"/c/")(runs)
+    assert len(piece.data) <= PIECE
+    assert [int(frames[5][:6]) for frames in sent(runs, encoder(b"/a/", b"/c/"))] == [*range(1, 41), *range(81, 121)]
+
+
+def test_an_event_larger_than_a_piece_is_not_in_one() -> None:
+    runs = numbered(b"/a/", b"/b/", size=PIECE)
+    assert encoder(b"/b/")(runs) == (b"", 1, 0)
+    assert encoder(b"/b/")(runs[1:]) == (b"", 1, 0)
+    assert [len(frames[5]) for frames in sent(runs, encoder())] == [PIECE, PIECE]
+
+
+def test_equal_encoders_share_a_piece() -> None:
+    assert encoder(b"/a/", b"/b/") == encoder(b"/b/", b"/a/")
+    assert hash(encoder(b"/a/", b"/b/")) == hash(encoder(b"/b/", b"/a/"))
+    assert encoder(b"/a/") != encoder(b"/a/", dialect=Dialect.DECIMAL)
+
+
+@given(st.sets(st.sampled_from([b"", b"/", b"/a", b"/a/", b"/a/b/", b"/b/", b"x"]), min_size=1), st.binary(max_size=6))
+def test_topic_is_wanted_if_it_begins_with_a_prefix(prefixes: set[bytes], topic: bytes) -> None:
+    assert encoder(*prefixes).wants(topic) is topic.startswith(tuple(prefixes))
+
+
 def test_records_of_other_protocols_are_sent_as_msgpack_bytes() -> None:
     run = Run.of("s", [b'{"a": 1}', b""], source="lumberjack", topic="beat").numbered(5, 1_714_558_830_123_456)
-    first, second = (Broadcast.parse([bytes(part) for part in frames]) for frames in event_frames(run, Dialect.BINARY))
+    first, second = map(Broadcast.parse, sent([run], encoder()))
     assert (first.topic, first.sequence, first.producer, first.timestamp) == ("beat", 5, b"lumberjack", TIME)
     assert first.data == b'\xc4\x08{"a": 1}'
     assert second.data == b"\xc4\x00"
@@ -151,7 +151,7 @@ def test_records_of_other_protocols_are_sent_as_msgpack_bytes() -> None:
 
 def test_run_without_a_topic_has_an_empty_topic() -> None:
     run = Run.of("s", [b"x"], source="figg").numbered(1, 1)
-    assert next(event_frames(run, Dialect.BINARY))[0] == b""
+    assert sent([run], encoder())[0][0] == b""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""The plugin: endpoints, keys, and a missing pyzmq."""
+"""The plugin: endpoints, keys, and a missing PyNaCl."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -16,7 +17,6 @@ from fyrehose.interfaces import IClientPlugin
 from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.eventbus.plugin import parse_endpoint, plugin
 from fyrehose.protocols.eventbus.settings import EventBusSettings
-from fyrehose.server.config import resolve
 from fyrehose.testing import MemoryJournal
 
 
@@ -53,24 +53,23 @@ def test_missing_key_file_is_reported(broker: Broker) -> None:
         plugin.make_service(MemoryReactorClock(), broker, "tcp:5556", settings)
 
 
-class TestWithoutPyzmq:
-    """Everything but the event bus works without pyzmq."""
+class TestWithoutPyNaCl:
+    """Everything but CURVE works without PyNaCl."""
 
     @pytest.fixture(autouse=True)
     def without(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.imports.find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "nacl", None)
 
-    def test_missing_pyzmq_is_one_clear_error(self, broker: Broker) -> None:
-        with pytest.raises(MissingExtra, match=r"^eventbus needs pyzmq: pip install 'fyrehose\[eventbus\]'$"):
-            plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, EventBusSettings())
+    def test_missing_package_is_one_clear_error_for_a_listener_with_a_key(self, broker: Broker) -> None:
+        settings = EventBusSettings(server_key="key.key_secret", client_keys="any")
+        expected = r"^eventbus.server-key encrypts with PyNaCl: pip install 'fyrehose\[eventbus\]'$"
+        with pytest.raises(MissingExtra, match=expected):
+            plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, settings)
 
-    def test_clients_report_missing_pyzmq(self) -> None:
-        with pytest.raises(MissingExtra):
-            plugin.publisher(ClientTarget(None, "127.0.0.1", 5556), 1)
-
-    def test_options_are_parsed_without_pyzmq(self) -> None:
-        config = resolve("data", [], {"eventbus": {"dedup": "yes"}})
-        assert "eventbus" in [listener.name for listener in config.listeners]
+    def test_listener_without_keys_needs_no_package(self, broker: Broker) -> None:
+        service = plugin.make_service(MemoryReactorClock(), broker, plugin.default_endpoint, EventBusSettings())
+        assert service.connections == 0
+        assert plugin.publisher(ClientTarget(Clock(), "127.0.0.1", 5556), 1).options.window == 1
 
 
 def test_plugin_makes_clients() -> None:
@@ -80,9 +79,7 @@ def test_plugin_makes_clients() -> None:
     assert plugin.tailer(ClientTarget(Clock(), "127.0.0.1", 5556)).options.subscribe
 
 
-def test_the_plugin_and_the_command_line_do_not_import_pyzmq() -> None:
-    import subprocess
-
-    code = "import sys\nimport fyrehose.protocols.eventbus.plugin, fyrehose.cli.command\nprint('zmq' in sys.modules)"
+def test_importing_the_plugin_imports_no_cryptography() -> None:
+    code = "import sys\nimport fyrehose.protocols.eventbus.plugin, fyrehose.cli.command\nprint('nacl' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "False\n"

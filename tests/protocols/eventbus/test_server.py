@@ -1,612 +1,382 @@
-"""The server between fake ports and a real broker."""
+"""The server: guarantees to publishers, subscribers and clients of snapshots; the threats of docs/security.md."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from twisted.internet.defer import Deferred
-from twisted.logger import formatEvent
 
-from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.eventbus import slow_subscribers
 from fyrehose.protocols.eventbus.frames import Dialect
+from fyrehose.protocols.eventbus.server import CollectorProtocol, PortFactory, PublisherProtocol, SnapshotProtocol
+from fyrehose.protocols.eventbus.session import DealerSession, SubscriberSession
+from fyrehose.protocols.eventbus.zmtp import command
 from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal
-
-World = Any
-
-
-@pytest.fixture
-def world(make_world: Any) -> World:
-    return make_world()
+from fyrehose.sessions import PIECE
+from fyrehose.testing import Transport
+from tests.protocols.eventbus.world import Peer, event, make_world
 
 
-def stop(world: World) -> list[None]:
-    """Stop the server; the returned list is not empty when it has stopped."""
-    done: list[None] = []
-    stopped: Deferred[None] = world.server.stop()
-    stopped.addCallback(done.append)
-    return done
+def binary(seq: int) -> bytes:
+    return seq.to_bytes(8, "big")
+
+
+def sequences(messages: list[list[bytes]], at: int = 1) -> list[int]:
+    return [int.from_bytes(frames[at], "big") for frames in messages]
 
 
 class TestPublishing:
-    def test_pub_is_broadcast_only_when_durable(self, world: World, make_event: Any) -> None:
-        world.journal.auto = False
-        frames = make_event(7)
-        world.publish(*frames)
-        assert world.publisher.take() == []
+    def test_pub_is_broadcast_only_when_durable(self) -> None:
+        world = make_world(auto=False)
+        subscriber, collector = world.subscriber(b"/a/"), world.collector()
+        collector.say(event(1), event(2, b"/b/"))
+        assert subscriber.hear() == []
         world.journal.commit()
-        world.run()
-        assert world.publisher.take() == [[frames[0], b"\0\0\0\0\0\0\0\x01", *frames[2:]]]
+        assert subscriber.hear() == [[b"/a/", binary(1), *event(1)[2:]]]
 
-    def test_turn_is_one_publish_of_few_runs(self, world: World, make_event: Any) -> None:
-        world.publish_all([make_event(n) for n in range(200)])
+    def test_messages_of_one_read_are_one_publish(self) -> None:
+        world = make_world(auto=False)
+        world.collector().say(*(event(n) for n in range(100)))
+        world.journal.commit()
         (run,) = world.broker.read("eventbus", 1, 1 << 20)
-        assert len(run) == 200
-        assert world.sequences() == list(range(1, 201))
-        assert (world.count("pubs"), world.count("broadcasts")) == (200, 200)
+        assert (len(run), run.topic, run.producer) == (100, "/a/", "me")
 
-    def test_broadcasts_count_as_delivered_to_each_connected_subscriber(self, world: World, make_event: Any) -> None:
-        world.publish(*make_event(1, data=b"abc"))
-        tally = world.broker.fanout.tallies["eventbus"]
-        assert (tally.subscribers, tally.delivered) == (0, (0, 0))
-        world.subscribers = [("10.0.0.1", 7), ("10.0.0.2", 8)]
-        world.publish(*make_event(2, data=b"abcd"))
-        assert (tally.subscribers, tally.delivered) == (2, (2, 8))
-        [cursor] = world.broker.fanout.cursors
-        assert cursor.subscriber == ("eventbus", "2 clients")
+    def test_invalid_messages_are_counted_and_the_connection_stays(self, log_lines: list[str]) -> None:
+        world = make_world(max_payload=100)
+        collector = world.collector()
+        collector.say([b"x"], event(1, b"\xff"), event(2, data=bytes(101)), event(3))
+        assert world.stored() == [b"3"]
+        assert [world.count(cause) for cause in ("wrong-frame-count", "bad-topic", "data-too-large")] == [1, 1, 1]
+        assert not collector.transport.disconnecting
+        assert "wrong-frame-count from 127.0.0.1 at COLLECTOR (port" in log_lines[-3]
 
-    def test_option_sends_sequences_as_decimal_digits(self, make_world: Any, make_event: Any) -> None:
-        world = make_world(dialect=Dialect.DECIMAL)
-        world.publish(*make_event())
-        assert world.publisher.take()[0][1] == b"1"
+    def test_event_that_is_refused_takes_no_other_with_it(self) -> None:
+        world = make_world()
+        world.broker.restrict("eventbus", 10)
+        world.collector().say(*(event(n, data=bytes(11 if n == 3 else n)) for n in range(1, 6)))
+        assert world.stored() == [bytes(n) for n in (1, 2, 4, 5)]
+        assert world.count("PayloadTooLarge") == 1
 
-    def test_each_dialect_is_sent_while_it_has_subscribers(self, world: World, make_event: Any) -> None:
-        world.subscribers = [("10.0.0.1", 7), ("10.0.0.2", 8)]
-        world.subscribe(7, b"/a/")
-        world.publish(*make_event(1))
-        assert [frames[1] for frames in world.publisher.take()] == [b"\0\0\0\0\0\0\0\1"]
-        world.subscribe(8, b"/a")
-        assert world.publisher.subscribed == [([b"/a/"], []), ([b"\xffa"], [])]
-        world.publish(*make_event(2))
-        assert [frames[1] for frames in world.publisher.take()] == [b"\0\0\0\0\0\0\0\2", b"2"]
-        assert world.publisher.keys == [b"\xffa/"]
-        assert (world.count("decimal-subscribers"), world.count("binary-subscribers")) == (1, 0)
-        world.leave(8)
-        world.publish(*make_event(3))
-        assert world.sequences() == [3]
+    def test_sequence_of_a_publisher_is_ignored(self) -> None:
+        world = make_world()
+        subscriber = world.subscriber(b"")
+        world.collector().say(event(1, sequence=b"\x80" + bytes(7)))
+        assert sequences(subscriber.hear()) == [1]
 
-    def test_event_without_topic_is_sent_once(self, world: World, make_event: Any) -> None:
-        world.subscribers = [("10.0.0.1", 7)]
-        world.subscribe(7, b"/a")
-        world.publish(*make_event(1, topic=b""))
-        assert world.sequences() == [1]
-        assert world.publisher.keys == [b""], "the key of no bytes stands for all subscribers"
-
-    def test_subscription_of_a_connection_that_has_ended_is_ignored(self, world: World) -> None:
-        world.subscribe(7, b"/a")
-        assert world.publisher.subscribed == []
-
-    def test_subscriber_with_too_many_subscriptions_is_closed(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-    ) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.recognition.MOST", 2)
-        world.subscribers = [("10.0.0.1", 7)]
-        world.subscribe(7, b"/a/", b"/b/", b"/c/")
-        assert world.ended == [("10.0.0.1", 7)]
-        assert "too-many-subscriptions from 10.0.0.1 at PORT" in log_lines[-1]
-
-    def test_invalid_pubs_are_counted(self, world: World, make_event: Any, log_lines: list[str]) -> None:
-        world.publish_all([[b"x"] * n for n in range(65) if n != 6] + [make_event()])
-        assert world.count("wrong-frame-count") == 64
-        assert world.sequences() == [1]
-        assert len([line for line in log_lines if "wrong-frame-count" in line]) == 1
-
-    def test_invalid_utf8_is_refused_and_sequences_of_publishers_are_ignored(
-        self, world: World, make_event: Any
-    ) -> None:
-        """Threat: bad UTF-8, and a sequence that the client supplies."""
-        forged = make_event(1)
-        forged[1] = b"\x80" + bytes(7)
-        world.publish_all([make_event(0, topic=b"\xff\xfe"), forged])
-        assert world.count("bad-topic") == 1
-        assert world.sequences() == [1]
-
-    def test_oversized_event_does_not_affect_others(self, world: World, make_event: Any) -> None:
-        world.broker.restrict("eventbus", 100)
-        events = [make_event(n, data=b"x" * (50 + 100 * (n == 3))) for n in range(6)]
-        world.publish_all([*events, make_event(9, topic=b"/b/", data=b"y" * 200)])
-        assert len(world.publisher.take()) == 5
-        assert world.count("PayloadTooLarge") == 2
-        assert world.broker.budget.used == 0
-
-    def test_undurable_events_count_against_the_budget(self, world: World, make_event: Any) -> None:
-        world.broker.budget.each = 10_000
-        world.journal.auto = False
-        world.publish(*make_event(0, data=bytes(20_000)))
-        assert not world.collector.reading
-        world.journal.commit()
-        world.run()
-        assert world.collector.reading
-        assert world.broker.budget.used == 0
-
-    def test_full_disk_loses_no_event(self, world: World, make_event: Any) -> None:
-        world.journal.auto = False
-        world.publish(*make_event(1))
-        world.journal.enter(JournalState.READ_ONLY, "no room")
-        assert not world.collector.reading
-        world.publish(*make_event(2))
-        world.pass_time(6)
-        assert not world.collector.reading
-        world.journal.enter(JournalState.WRITABLE, "room again")
-        world.journal.auto = True
-        world.pass_time(6)
-        assert world.collector.reading
-        assert [frames[5] for frames in world.publisher.take()] == [b"1", b"2"]
-        assert world.broker.budget.used == 0
-
-    def test_records_of_other_protocols_are_broadcast(self, world: World) -> None:
-        world.broker.publish([Run.of("eventbus", [b"{}"], source="figg")])
-        world.run()
-        (frames,) = world.publisher.take()
-        assert frames[0] == b""
-        assert frames[2] == b"figg"
-        assert frames[5] == b"\xc4\x02{}"
-
-    def test_journal_gap_is_counted(self, world: World) -> None:
-        world.server.skipped(3, 7)
-        assert world.count("skipped") == 5
-
-    def test_duplicates_are_dropped_by_option(self, make_world: Any, make_event: Any) -> None:
+    def test_duplicates_are_dropped_by_option(self) -> None:
         world = make_world(dedup=True)
-        world.publish_all([make_event(1), make_event(1), make_event(2)])
-        assert len(world.publisher.take()) == 2
-        assert world.count("duplicate") == 1
+        first, second = world.collector(), world.collector()
+        first.say(event(1), event(2), event(1), event(3, uuid=b"odd"))
+        second.say(event(2), event(3, uuid=b"odd"), event(4))
+        assert world.stored() == [b"1", b"2", b"3", b"4"]
+        assert world.count("duplicate") == 3
 
-    def test_unpublished_event_is_no_duplicate(self, make_world: Any, make_event: Any, logged_errors: Any) -> None:
+    def test_event_that_was_not_published_is_no_duplicate(self) -> None:
         world = make_world(dedup=True)
-        world.broker.restrict("eventbus", 3)
-        world.publish(*make_event(1, data=b"long"))
-        world.broker.restrict("eventbus", 4)
-        world.publish(*make_event(1, data=b"long"))
-        assert len(world.publisher.take()) == 1
+        world.broker.restrict("eventbus", 10)
+        collector = world.collector()
+        collector.say(event(1, data=bytes(11)))
+        collector.say(event(1))
+        assert world.stored() == [b"1"]
+
+    def test_full_disk_loses_no_event_that_was_read(self) -> None:
+        world = make_world()
+        collector = world.collector()
+        world.journal.enter(JournalState.READ_ONLY, "the disk is full")
+        collector.say(event(1), event(2))
+        assert not collector.transport.reads
+        collector.say(event(3))  # it was on its way
+        assert (world.stored(), world.count("ReadOnly")) == ([], 1)
+        world.clock.advance(5)
+        world.journal.enter(JournalState.WRITABLE, "there is room")
+        world.clock.advance(5)
+        assert world.stored() == [b"1", b"2", b"3"]
+        assert collector.transport.reads
+
+    def test_events_that_a_full_disk_refused_are_logged_at_the_stop(self) -> None:
+        world = make_world()
+        collector = world.collector()
+        world.journal.enter(JournalState.READ_ONLY, "the disk is full")
+        collector.say(event(1), event(2))
+        world.factory.drain()
+        assert world.count("not-published-at-stop") == 1
+
+    def test_busy_collector_is_not_closed_for_another_connection(self) -> None:
+        world = make_world(auto=False, max_connections=1)
+        collector = world.collector()
+        collector.say(event(1))
+        assert not collector.protocol.is_idle()
+
+    def test_clients_with_one_identity_do_not_meet(self) -> None:
+        world = make_world()
+        for _ in range(2):
+            world.connect(CollectorProtocol, Named()).say(event(1))
+        assert world.stored() == [b"1", b"1"]
+
+
+class Named(DealerSession):
+    """A session that gives itself an identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._metadata = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\x02id"
 
 
 class TestBroadcasting:
-    @pytest.mark.parametrize("audience", [0, 1, 250, 5_000])
-    def test_turn_of_broadcasts_takes_10_ms_at_the_most(
-        self, world: World, audience: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """ZeroMQ takes about 0.5 us for each subscriber that an event passes to, and 10 us for the event."""
-        world.subscribers = [("10.0.0.1", n) for n in range(audience)]
-        longest, events = 0.0, 2_000 if audience < 5_000 else 40
+    def test_only_subscribed_topics_are_sent_from_the_first_subscription_on(self) -> None:
+        world = make_world()
+        collector = world.collector()
+        subscriber = world.subscriber()
+        collector.say(event(1))
+        subscriber.subscribe(b"/a/", b"/c")
+        collector.say(event(2), event(3, b"/b/"), event(4, b"/c"))
+        assert [frames[5] for frames in subscriber.hear()] == [b"2", b"4"]
 
-        def lend(port: Any, frames: Any) -> None:
-            world.clock.rightNow += 10e-6 + audience * 0.5e-6
-            port.sent.append(list(frames))
+    def test_nothing_is_sent_after_the_last_subscription_has_ended(self) -> None:
+        world = make_world()
+        subscriber, collector = world.subscriber(b"/a/"), world.collector()
+        subscriber.send(command(b"CANCEL", b"/a/"))
+        collector.say(event(1))
+        assert subscriber.hear() == []
+        assert world.broker.fanout.subscribers("eventbus") == 0
+        subscriber.subscribe(b"/a/")
+        collector.say(event(2))
+        assert sequences(subscriber.hear()) == [2]
 
-        monkeypatch.setattr(type(world.publisher), "lend", lend)
-        world.broker.publish([Run.of("eventbus", [b"x"] * events, source="figg")])
-        for _ in range(events):  # turns
-            began = world.clock.seconds()
-            world.clock.advance(0)
-            longest = max(longest, world.clock.seconds() - began)
-        assert 0.004 < longest < 0.010
-        assert world.sequences() == list(range(1, events + 1))
+    def test_both_dialects_are_sent_at_once(self) -> None:
+        world = make_world()
+        text, reference = world.subscriber(b"/a/"), world.subscriber(b"/a")
+        world.collector().say(event(1))
+        assert [text.hear()[0][1], reference.hear()[0][1]] == [binary(1), b"1"]
 
-    def test_subscriptions_are_processed_before_broadcasts_and_snapshots(self, world: World) -> None:
-        before = world.publisher.processed
-        world.ask(b"SYNCSTART", b"", b"0")
-        assert world.publisher.processed == before + 1
-        world.broker.publish([Run.of("eventbus", [b"x"], source="figg")])
-        assert world.publisher.processed == before + 2
+    def test_records_of_other_protocols_are_broadcast(self) -> None:
+        world = make_world()
+        subscriber = world.subscriber(b"")
+        world.broker.publish([Run.of("eventbus", [b"hi"], source="figg")])
+        (frames,) = subscriber.hear()
+        assert (frames[0], frames[2], frames[5]) == (b"", b"figg", b"\xc4\x02hi")
 
-    def test_slow_subscriber_is_disconnected_and_others_miss_nothing(
-        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(world.server._memory, "limit", 42_000)
-        world.subscribers = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)]
-        unsent = {1: 0, 2: 5_000, 3: 5_000}
-        monkeypatch.setattr(slow_subscribers, "_queued", unsent.__getitem__)
-        monkeypatch.setattr(slow_subscribers, "_acknowledged", lambda descriptor: 0)
-        world.publisher.done = False
-        for n in range(4):
-            world.publish(*make_event(n, data=bytes(20_000)))
-        assert world.sequences() == [1, 2]
-        unsent[3] = 0  # it has taken everything since
-        world.pass_time(0.9, 0.1)
-        assert world.ended == []
-        world.pass_time(0.5, 0.1)
-        assert world.ended == [("10.0.0.2", 2)]
-        assert world.count("subscriber-too-slow") == 1
-        world.subscribers.pop(1)
-        world.publisher.done = True
-        world.pass_time(0.2, 0.1)
-        assert world.sequences() == [3, 4], "in order, without a gap"
-        assert world.count("broadcast-memory-full") == 0
+    def test_subscriber_that_does_not_read_costs_a_piece_and_loses_nothing(self) -> None:
+        world = make_world()
+        transport = Transport()
+        slow, other = world.subscriber(b"/a/", transport=transport), world.subscriber(b"/a/")
+        slow.protocol.pauseProducing()
+        collector = world.collector()
+        for n in range(200):
+            collector.say(event(n, data=bytes(10_000)))
+        assert len(other.hear(200)) == 200
+        assert len(transport.value()) == 0
+        slow.protocol.resumeProducing()
+        assert sequences(slow.hear(200)) == list(range(1, 201))
 
-    def test_small_events_for_250_subscribers_that_do_not_read_take_little_memory(
-        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """ZeroMQ queues 64 bytes for each of the six frames of an event and each subscriber."""
-        world.subscribers = [("10.0.0.1", n) for n in range(250)]
-        monkeypatch.setattr(slow_subscribers, "_queued", lambda descriptor: 5_000)
-        monkeypatch.setattr(slow_subscribers, "_acknowledged", lambda descriptor: 0)
-        world.publisher.done = False
-        for first in range(0, 5_000, 500):
-            world.publish_all([make_event(n, data=bytes(100)) for n in range(first, first + 500)])
-        world.pass_time(0.9, 0.02)
-        assert 300 < len(world.publisher.sent) <= (48 << 20) // (250 * 6 * 64)
-        world.pass_time(0.4, 0.02)
-        assert world.ended == world.subscribers
-        world.subscribers = []
-        world.publisher.done = True
-        world.pass_time(0.5, 0.02)
-        assert world.sequences() == list(range(1, 5_001)), "others miss nothing"
-        assert world.count("broadcast-memory-full") == 0
+    def test_events_larger_than_a_piece_are_sent_whole(self) -> None:
+        world = make_world()
+        subscriber = world.subscriber(b"")
+        large = bytes(range(256)) * 4_096
+        world.collector().say(event(1, data=large), event(2))
+        world.broker.publish([Run.of("eventbus", [large], source="figg")])
+        assert [frames[5] for frames in subscriber.hear(50)] == [large, b"2", b"\xc6\0\x10\0\0" + large]
 
-    def test_unread_events_are_dropped_only_when_memory_is_used_up(
-        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(world.server._memory, "limit", 42_000)
-        world.publisher.done = False
-        for n in range(10):
-            world.publish(*make_event(n, data=bytes(20_000)))
-            world.publish(*make_event(n, data=b"small"))
-        world.pass_time(9, 0.02)
-        assert len([frames for frames in world.publisher.sent if len(frames[5]) > 5]) == 2
-        assert len(world.publisher.take()) == 12
-        assert world.count("broadcast-memory-full") == 8
-        world.publisher.done = True
-        world.publish(*make_event(11, data=bytes(20_000)))
-        assert world.sequences() == [21]
+    def test_skipped_records_are_counted(self) -> None:
+        world = make_world()
+        world.subscriber(b"").protocol.skipped(3, 5)
+        assert world.count("skipped") == 3
+
+    def test_end_of_the_subscription_closes_the_connection(self) -> None:
+        world = make_world()
+        subscriber = world.subscriber(b"")
+        subscriber.protocol.ended(JournalCorrupt("damaged"))
+        assert subscriber.transport.disconnecting
+
+    def test_subscriptions_of_one_network_take_at_most_half_of_the_memory(self) -> None:
+        world = make_world()
+        first = world.subscriber(b"/a/")
+        world.factory.subscriptions.take("127.0.0.1", (128 << 20) - 300)
+        first.subscribe(b"/b/")
+        assert first.transport.disconnecting
+        assert world.count("too-many-subscriptions") == 1
+        other = world.subscriber(b"/b/", host="10.0.0.2")
+        assert not other.transport.disconnecting
+
+    def test_memory_of_subscriptions_is_released_with_the_connection(self) -> None:
+        world = make_world()
+        subscriber = world.subscriber(b"/a/", b"/b/")
+        assert world.factory.subscriptions.used > 0
+        subscriber.leave()
+        assert world.factory.subscriptions.used == 0
 
 
 class TestSnapshots:
-    def fill(self, world: World, count: int, topic: str = "/a/") -> None:
-        world.broker.publish([Run.of("eventbus", [b"%d" % n for n in range(count)], source="figg", topic=topic)])
-        world.run(count // 500 + 5)
-        world.publisher.take()
-
-    def test_syncs_precede_syncend(self, world: World, make_event: Any) -> None:
-        frames = make_event(7)
-        world.publish(*frames)
-        world.ask(b"SYNCSTART", b"/a/", b"0")
-        world.run()
-        assert world.snapshot.take() == [
-            [b"c", b"SYNC", frames[0], b"1", *frames[2:]],
-            [b"c", b"SYNCEND", b"/a/", b"1"],
+    def test_syncs_precede_syncend(self) -> None:
+        world = make_world()
+        world.publish(3)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"/a/", binary(1)])
+        assert asking.hear() == [
+            [b"SYNC", b"/a/", binary(2), *event(2)[2:5], b"000002"],
+            [b"SYNC", b"/a/", binary(3), *event(3)[2:5], b"000003"],
+            [b"SYNCEND", b"/a/", binary(3)],
         ]
-
-    def test_delimiter_is_returned(self, world: World) -> None:
-        world.ask(b"", b"SYNCSTART", b"", b"0")
-        world.run()
-        assert world.snapshot.take() == [[b"c", b"", b"SYNCEND", b"", b"0"]]
-
-    def test_500_events_of_a_snapshot_are_sent_in_a_turn_and_live_events_do_not_wait(
-        self, world: World, make_event: Any
-    ) -> None:
-        """Threat: a storm of snapshots from 0."""
-        self.fill(world, 3_000)
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.clock.advance(0)
-        assert len(world.snapshot.sent) == 500
-        world.server.pub_received([b"p", *make_event()], 7)
-        world.server.publish_turn()
-        world.clock.advance(0)
-        assert world.sequences() == [3_001], "broadcasts do not wait for the snapshot"
-        world.run()
-        sent = world.snapshot.take()
-        assert len(sent) == 3_001, "it ends where the stream ended at its start"
-        assert world.count("syncs") == 3_000
-        assert sent[-1] == [b"c", b"SYNCEND", b"", b"3000"]
-
-    def test_snapshots_take_turns(self, make_world: Any) -> None:
-        world = make_world(snapshots=2)
-        self.fill(world, 1_500)
-        for identity in (b"1", b"2", b"3"):
-            world.ask(b"SYNCSTART", b"", b"0", identity=identity)
-        order = []
-        for _ in range(12):
-            world.clock.advance(0)
-            order += sorted({frames[0] for frames in world.snapshot.take()})
-        assert order[:4] == [b"1", b"2", b"1", b"2"]
-        assert order.index(b"3") > 4
-
-    def test_snapshot_that_fails_by_a_bug_ends_and_the_others_go_on(self, world: World, logged_errors: Any) -> None:
-        self.fill(world, 10)
-        errors = [RuntimeError("bug")]
-
-        def bug(stream: str, start: int) -> None:
-            if errors:
-                raise errors.pop()
-
-        world.journal.before_read = bug
-        for identity in (b"1", b"2"):
-            world.ask(b"SYNCSTART", b"", b"0", identity=identity)
-        world.clock.pump([0.0] * 12)
-        assert {frames[0] for frames in world.snapshot.take()} == {b"2"}
-        assert world.broker.counters.counts["eventbus", "snapshot-failed"] == 1
-        (event,) = logged_errors.take()
-        assert formatEvent(event) == "eventbus: sending a snapshot failed; please report this bug"
-
-    def test_snapshot_waits_for_a_client_that_stops_reading(self, world: World) -> None:
-        self.fill(world, 2_000)
-        world.snapshot.room[b"c"] = 700
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.run()
-        assert len(world.snapshot.sent) == 700
-        world.pass_time(4)
-        world.snapshot.room.clear()
-        world.server.serve_snapshots()
-        world.run()
-        sent = world.snapshot.take()
-        assert [int(frames[3]) for frames in sent[:-1]] == list(range(1, 2_001))
-        assert sent[-1] == [b"c", b"SYNCEND", b"", b"2000"]
-
-    def test_a_snapshot_client_that_stops_reading_for_30_s_is_cancelled(self, world: World) -> None:
-        """Threat: a snapshot's client stops reading."""
-        self.fill(world, 1_000)
-        world.snapshot.room[b"c"] = 10
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.pass_time(29)
-        assert world.count("snapshot-stalled") == 0
-        world.pass_time(3)
-        assert world.count("snapshot-stalled") == 1
-        world.ask(b"SYNCSTART", b"", b"990", identity=b"d")
-        world.pass_time(1)
-        assert world.snapshot.take()[-1] == [b"d", b"SYNCEND", b"", b"1000"]
-        assert not [call for call in world.clock.getDelayedCalls() if call.active()]
-
-    def test_large_snapshot_events_wait_for_memory(self, world: World, make_event: Any) -> None:
-        for n in range(20):
-            world.publish(*make_event(n, data=bytes(1 << 20)))
-        world.snapshot.done = False
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.pass_time(2, 0.05)
-        assert len(world.snapshot.take()) == 1, "2 MiB with all frames"
-        world.snapshot.done = True
-        world.pass_time(2, 0.05)
-        assert world.snapshot.take()[-1] == [b"c", b"SYNCEND", b"", b"20"]
-
-    def test_stalled_client_does_not_delay_others(self, make_world: Any) -> None:
-        world = make_world(snapshots=2)
-        self.fill(world, 10)
-        world.snapshot.room[b"slow"] = 3
-        world.ask(b"SYNCSTART", b"", b"0", identity=b"slow")
-        world.run()
-        world.ask(b"SYNCSTART", b"/z/", b"5", identity=b"quick")
-        world.run(2)
-        assert [b"quick", b"SYNCEND", b"/z/", b"5"] in world.snapshot.sent
-
-    def test_snapshot_of_a_departed_client_is_cancelled(self, world: World) -> None:
-        self.fill(world, 1_000)
-        world.snapshot.gone = {b"c"}
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.run()
-        assert world.count("snapshot-left") == 1
-        assert not world.clock.getDelayedCalls()
-
-    def test_every_snapshot_ends_when_many_clients_request_one_at_once(self, world: World, make_event: Any) -> None:
-        """Threat: a storm of snapshots from 0."""
-        self.fill(world, 100)
-        for n in range(1_000):
-            world.server.request_received([b"%d" % n, b"SYNCSTART", b"", b"0"], 4)
-        world.server.serve_snapshots()
-        world.run(500)
-        sent = world.snapshot.take()
-        assert sum(frames[1] == b"SYNCEND" for frames in sent) == 1_000, "specification: the server MUST respond"
-        assert len(sent) == 1_000 * 101
-        world.server._session.pool.settle()
-        assert world.server._session.pool.memory.used == 0
-
-    def test_snapshot_clients_that_do_not_read_do_not_delay_others(self, world: World) -> None:
-        self.fill(world, 200)
-        stopped = [b"stopped %d" % n for n in range(50)]
-        for identity in stopped:
-            world.snapshot.room[identity] = 100
-            world.ask(b"SYNCSTART", b"", b"0", identity=identity)
-        world.run(40)
-        world.ask(b"SYNCSTART", b"", b"0", identity=b"reader")
-        world.run(20)
-        assert world.snapshot.sent[-1] == [b"reader", b"SYNCEND", b"", b"200"]
-        snapshots = world.server._session.snapshots
-        assert len(snapshots.parked) >= 50 - world.settings.snapshots
-        assert all(each._peeked is None for each in snapshots.parked.values()), (
-            "parked snapshots hold nothing of the journal"
-        )
-        for identity in stopped[:10]:
-            del world.snapshot.room[identity]
-        world.snapshot.take()
-        world.pass_time(2)
-        ends = [frames[0] for frames in world.snapshot.take() if frames[1] == b"SYNCEND"]
-        assert sorted(ends) == sorted(stopped[:10]), "clients that read again get the rest"
-        world.pass_time(33)
-        assert world.count("snapshot-stalled") == 40
-        assert len(world.ended) == 40
-        for identity in stopped:
-            world.snapshot.room.pop(identity, None)
-        world.server._session.pool.settle()
-        assert world.server._session.pool.memory.used == 0
-
-    def test_snapshot_starved_by_others_is_not_cancelled(self, world: World, make_event: Any) -> None:
-        world.publish(*make_event(1, data=bytes(1 << 20)))
-        pool = world.server._session.pool
-        hog = pool.account(b"hog", "10.0.0.1")
-        world.snapshot.done = False
-        hog.add(world.snapshot, pool.limit // 2 - 1_000)
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.pass_time(60)
-        assert world.snapshot.take() == []
-        assert world.count("snapshot-stalled") == 0
-        world.snapshot.origin = ("10.0.0.2", 8, 1)
-        world.ask(b"SYNCSTART", b"", b"0", identity=b"other")
-        world.pass_time(1)
-        assert [frames[0] for frames in world.snapshot.take()] == [b"other", b"other"], "one network has half"
-        world.snapshot.done = True
-        world.pass_time(1)
-        assert [frames[0] for frames in world.snapshot.take()] == [b"c", b"c"]
-
-    def test_dialect_mismatch_is_logged_once_for_each_client(self, make_world: Any, log_lines: list[str]) -> None:
-        world = make_world()
-        world.ask(b"SYNCSTART", b"", bytes(8))
-        world.ask(b"SYNCSTART", b"", b"")
-        assert world.count("decimal-requests") == 0
-        for _ in range(2):
-            for host in ("10.0.0.1", "10.0.0.2"):
-                world.snapshot.origin = (host, 7, 1)
-                world.ask(b"SYNCSTART", b"", b"0")
-        assert world.count("decimal-requests") == 4
-        lines = [line for line in log_lines if "decimal" in line]
-        for line, host in zip(lines, ("10.0.0.1", "10.0.0.2"), strict=True):
-            assert f"{host} at PORT sends sequences as decimal text" in line
-            assert "--option eventbus.dialect=decimal" in line
-        for number in range(2 * 1_000):
-            world.snapshot.origin = (f"10.1.{number // 250}.{number % 250}", 7, 1)
-            world.ask(b"SYNCSTART", b"", b"0")
-        assert len([line for line in log_lines if "decimal" in line]) == 1_000, "the log has a limit, too"
-        decimal = make_world(dialect=Dialect.DECIMAL)
-        decimal.ask(b"SYNCSTART", b"", b"0")
-        assert decimal.count("decimal-requests") == 0
-
-    def test_refused_subtree_is_logged_with_the_option_that_helps(self, make_world: Any, log_lines: list[str]) -> None:
-        world = make_world()
-        world.ask(b"SYNCSTART", b"sensor,/a/", b"")
-        assert "bad-subtree from 10.0.0.1 at PORT (client 63): 'sensor,/a/' does not begin and end" in log_lines[-1]
-        assert log_lines[-1].endswith("pass --option eventbus.dialect=decimal")
-        make_world().ask(b"SYNCSTART", b"sensor", bytes(8))
-        assert "bad-subtree" in log_lines[-1]
-        assert "--option" not in log_lines[-1], "no option lets a client of the specification ask for it"
-
-    def test_dialect_that_subscriptions_do_not_tell_is_logged(self, world: World, log_lines: list[str]) -> None:
-        world.ask(b"SYNCSTART", b"/a", b"0")
-        assert world.count("decimal-requests") == 0, "its subscriptions tell it"
-        world.ask(b"SYNCSTART", b"/a/,/b/", b"0")
-        assert world.count("decimal-requests") == 1
-        assert "pass --option eventbus.dialect=decimal, or" in log_lines[-1]
-
-    def test_a_refused_message_is_logged_with_its_address_and_port(self, world: World, log_lines: list[str]) -> None:
-        world.publish(b"x")
-        assert "wrong-frame-count from 10.0.0.1 at PORT (client 70): 1 frames, expected 6 for an event" in log_lines[-1]
-
-    def test_repeated_request_is_counted(self, world: World) -> None:
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.ask(b"SYNCSTART", b"", b"0")
-        assert world.count("snapshot-replaced") == 1
-        world.run()
-        assert world.snapshot.take() == [[b"c", b"SYNCEND", b"", b"0"]]
-
-    def test_records_without_matches_are_read_in_small_pieces(self, world: World) -> None:
-        for _ in range(20):
-            world.broker.publish([Run.of("eventbus", [bytes(60_000)], source="figg", topic="/b/")])
-        world.run(40)
-        world.ask(b"SYNCSTART", b"/a/", b"0")
-        world.clock.advance(0)
-        assert world.snapshot.sent == [], "ten pieces are a turn"
-        world.run()
-        assert world.snapshot.take() == [[b"c", b"SYNCEND", b"/a/", b"0"]]
-
-    def test_damaged_journal_cancels_the_snapshot(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fill(world, 10)
-
-        def damaged(*_: object) -> None:
-            raise JournalCorrupt("a bit")
-
-        monkeypatch.setattr(MemoryJournal, "read", damaged)
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.run()
-        assert world.snapshot.take() == []
-        assert world.count("journal-corrupt") == 1
+        asking.say([b"SYNCSTART", b"/a/", b"2"])
+        assert [frames[-1] for frames in asking.hear()] == [b"000003", b"3"]
 
     @pytest.mark.parametrize(
-        "frames", [[], [b""], [b"SYNCSTART"], [b"HELLO", b"", b""], [b"SYNCSTART", b"x", bytes(8)]]
+        ("since", "spec", "end"),
+        [(0, b"/z/", 0), (2, b"/z/", 2), (3, b"", 3), (4, b"", 3), (1 << 47, b"/z/", 3)],
     )
-    def test_invalid_request_is_counted(self, world: World, frames: list[bytes]) -> None:
-        world.ask(*frames)
-        world.run()
-        assert world.snapshot.take() == []
-        assert world.broker.counters.counts.total() == 1
-
-
-class TestStopping:
-    def test_stop_is_immediate_when_idle(self, world: World) -> None:
-        assert stop(world) == [None]
-        assert not world.collector.reading
-        assert not world.snapshot.reading
-        assert not world.clock.getDelayedCalls()
-
-    def test_stop_publishes_and_broadcasts_arrived_events(self, world: World, make_event: Any) -> None:
-        world.journal.auto = False
-        world.collector.empty = False
-        world.publish(*make_event(1))
-        done = stop(world)
-        assert world.collector.reading
-        world.publish(*make_event(2))
-        world.collector.empty = True
-        world.server.publish_turn()
-        assert not world.collector.reading
-        assert done == []
-        world.journal.commit()
-        world.run()
-        assert done == [None]
-        assert world.sequences() == [1, 2]
-        assert not world.clock.getDelayedCalls()
-
-    def test_stop_waits_until_everything_is_broadcast(self, world: World, make_event: Any) -> None:
-        world.journal.auto = False
-        world.publish_all([make_event(n, data=bytes(100_000)) for n in range(12)])
-        done = stop(world)
-        world.journal.commit()
-        assert done == []
-        world.run()
-        assert done == [None]
-        assert world.sequences() == list(range(1, 13))
-
-    def test_stop_does_not_wait_for_busy_publishers(self, world: World) -> None:
-        world.collector.empty = False
-        done = stop(world)
-        world.pass_time(1.5)
-        assert done == [None]
-
-    def test_stop_does_not_wait_for_a_stuck_journal(self, world: World, make_event: Any) -> None:
-        world.journal.auto = False
-        world.publish(*make_event(1))
-        done = stop(world)
-        world.pass_time(11)
-        assert done == [None]
-        assert not world.clock.getDelayedCalls()
-        world.journal.enter(JournalState.READ_ONLY, "late")
-        assert not world.clock.getDelayedCalls(), "a later failure schedules nothing"
-
-    def test_stop_cancels_snapshots(self, world: World) -> None:
-        world.broker.publish([Run.of("eventbus", [b"x"] * 3_000, source="figg")])
-        world.run()
-        world.ask(b"SYNCSTART", b"", b"0")
-        world.clock.advance(0)
-        assert stop(world) == [None]
-        assert not world.clock.getDelayedCalls()
-
-    def test_stop_does_not_wait_for_a_publish_that_failed_unexpectedly(
-        self, world: World, make_event: Any, monkeypatch: pytest.MonkeyPatch, logged_errors: Any
+    def test_syncend_without_a_sync_has_the_number_of_the_request_up_to_the_end(
+        self, since: int, spec: bytes, end: int
     ) -> None:
-        monkeypatch.setattr(Sequencer, "reserve", Mock(side_effect=RuntimeError("a bug")))
-        world.publish(*make_event(1))
-        (error,) = logged_errors.take()
-        assert "please report this bug" in error["log_format"]
-        assert world.broker.budget.used == 0
-        assert stop(world) == [None]
+        world = make_world()
+        world.publish(3)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", spec, binary(since)])
+        assert asking.hear() == [[b"SYNCEND", spec, binary(end)]]
 
-    def test_stop_logs_unpublished_events(self, world: World, make_event: Any, log_lines: list[str]) -> None:
-        world.journal.enter(JournalState.READ_ONLY, "no room")
-        world.publish(*make_event(1))
-        assert stop(world) == [None]
-        assert world.count("not-published-at-stop") == 1
+    def test_empty_stream_is_answered(self) -> None:
+        asking = make_world().snapshot()
+        asking.say([b"SYNCSTART", b"", b"0"])
+        assert asking.hear() == [[b"SYNCEND", b"", b"0"]]
 
-    def test_ended_subscription_is_logged(self, world: World, logged_errors: Any) -> None:
-        world.broker.close()
-        assert stop(world) == [None]
-        assert logged_errors.take()
+    def test_stream_whose_records_are_all_deleted_is_answered(self) -> None:
+        world = make_world()
+        world.publish(3)
+        world.journal.forget("eventbus", 4)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"", binary(1)])
+        assert asking.hear() == [[b"SYNCEND", b"", binary(1)]]
+
+    def test_delimiter_is_returned(self) -> None:
+        world = make_world()
+        asking = world.snapshot()
+        asking.say([b"", b"SYNCSTART", b"", b"0"])
+        assert asking.hear() == [[b"", b"SYNCEND", b"", b"0"]]
+
+    def test_second_request_replaces_the_first(self) -> None:
+        world = make_world()
+        world.publish(3)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"", binary(0)], [b"SYNCSTART", b"", binary(2)])
+        assert [frames[0] for frames in asking.hear()] == [b"SYNC", b"SYNCEND"]
+        assert world.count("snapshot-replaced") == 1
+
+    def test_subscription_that_arrived_earlier_begins_before_the_end_of_the_snapshot(self) -> None:
+        """The server may read the connection to SNAPSHOT first, although the subscription was sent before."""
+        world = make_world()
+        subscriber, asking, collector = world.subscriber(), world.snapshot(), world.collector()
+        asking.say([b"SYNCSTART", b"", b"0"])
+        collector.say(event(1))
+        subscriber.subscribe(b"")
+        collector.say(event(2))
+        syncs = [int(frames[2]) for frames in asking.hear()]
+        assert syncs[-1] >= sequences(subscriber.hear())[0] - 1, "no event is in neither of them"
+
+    def test_every_event_is_sent_once_in_pieces_with_other_events_between(self) -> None:
+        world = make_world()
+        world.publish(500, size=1_000)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"/a/", b"0"])
+        found = asking.hear(100)
+        assert [frames[6][:6] for frames in found[:-1]] == [b"%06d" % n for n in range(1, 501)]
+        assert found[-1] == [b"SYNCEND", b"/a/", b"500"]
+
+    def test_clients_that_do_not_read_delay_nobody_and_are_disconnected(self) -> None:
+        world = make_world()
+        world.publish(500, size=1_000)
+        stopped = [world.snapshot(transport=Transport()) for _ in range(20)]
+        for peer in stopped:
+            peer.protocol.pauseProducing()
+            peer.say([b"SYNCSTART", b"", b"0"])
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"", b"0"])
+        assert len(asking.hear(100)) == 501
+        assert max(len(peer.transport.value()) for peer in stopped) <= PIECE
+        world.clock.advance(33)
+        assert all(peer.transport.aborted for peer in stopped)
+        assert world.count("stalled-peer") == 20
+
+    def test_client_that_leaves_ends_its_snapshot(self) -> None:
+        world = make_world()
+        world.publish(500, size=1_000)
+        asking = world.snapshot()
+        asking.say([b"SYNCSTART", b"", b"0"])
+        world.clock.advance(0)
+        asking.leave()
+        assert world.broker.fanout.subscribers("eventbus") == 0
+
+    def test_dialect_that_subscriptions_do_not_tell_is_logged_once(self, log_lines: list[str]) -> None:
+        world = make_world()
+        for _ in range(2):
+            world.snapshot().say([b"SYNCSTART", b"/a/", b"0"])
+        assert world.count("decimal-requests") == 2
+        assert len([line for line in log_lines if "pass --option eventbus.dialect=decimal" in line]) == 1
+        decimal = make_world(dialect=Dialect.DECIMAL)
+        decimal.snapshot().say([b"SYNCSTART", b"/a/", b"0"])
+        world.snapshot().say([b"SYNCSTART", b"/a,/b", b"0"])
+        assert (decimal.count("decimal-requests"), world.count("decimal-requests")) == (0, 2)
+
+
+class TestConnections:
+    def test_greeting_is_sent_first(self) -> None:
+        world = make_world()
+        peer = Peer.connect(PortFactory(world.factory, SnapshotProtocol), world.clock, session=DealerSession())
+        assert peer.received()[:10] == b"\xff" + bytes(8) + b"\x7f"
+
+    def test_handshake_has_a_time_limit(self, log_lines: list[str]) -> None:
+        world = make_world(timeout=30.0)
+        peer = Peer.connect(PortFactory(world.factory, SnapshotProtocol), world.clock, session=DealerSession())
+        peer.send(b"\xff")
+        world.clock.advance(10)
+        assert peer.transport.disconnecting
+        assert "handshake-timeout" in log_lines[-1]
+
+    def test_silent_peer_of_zmtp_3_1_is_pinged_and_dropped(self) -> None:
+        world = make_world(timeout=30.0)
+        subscriber = world.subscriber(b"/a/")
+        world.clock.advance(15)
+        assert subscriber.transport.value() == command(b"PING", (450).to_bytes(2, "big"))
+        subscriber.hear()
+        for _ in range(2):
+            world.clock.advance(15)
+        assert not subscriber.transport.aborted, "it answered the first PING"
+        world.clock.advance(15)
+        assert subscriber.transport.aborted
+        assert world.count("silent") == 1
+
+    def test_wrong_port_is_named_with_the_sockets_that_fit(self, log_lines: list[str]) -> None:
+        world = make_world()
+        peer = world.connect(CollectorProtocol, SubscriberSession())
+        assert peer.transport.disconnecting
+        assert "a socket of type 'SUB'; expected DEALER or ROUTER" in log_lines[-1]
+
+    def test_policy_is_checked_for_the_action_of_the_port(self) -> None:
+        world = make_world()
+        world.broker.guard.change(parse({"allow": [{"network": "10.0.0.1", "subscribe": "*"}]}))
+        assert not world.subscriber(b"", host="10.0.0.1").transport.disconnecting
+        assert not world.snapshot(host="10.0.0.1").transport.disconnecting
+        assert world.connect(CollectorProtocol, DealerSession(), host="10.0.0.1").transport.disconnecting
+        assert world.count("Forbidden") == 1
+
+    def test_connections_that_a_new_policy_does_not_allow_are_closed(self) -> None:
+        world = make_world()
+        subscriber, collector = world.subscriber(b""), world.collector()
+        world.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "publish": "*"}]}))
+        world.factory.end_forbidden()
+        assert (subscriber.transport.disconnecting, collector.transport.disconnecting) == (True, False)
+
+    def test_all_ports_share_the_limit_of_connections(self) -> None:
+        world = make_world(max_connections=3)
+        peers = [world.subscriber(b""), world.collector(), world.snapshot(), world.snapshot()]
+        assert [peer.transport.disconnecting for peer in peers].count(True) == 1
+        assert world.count("made-room") == 1
+
+
+def test_unknown_peers_are_refused_without_an_exception(log_lines: list[Any]) -> None:
+    world = make_world()
+    for kind in (SnapshotProtocol, PublisherProtocol, CollectorProtocol):
+        peer = Peer.connect(PortFactory(world.factory, kind), world.clock, session=DealerSession())
+        peer.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert peer.transport.disconnecting
+        assert "HTTP; connect to the port of the http listener" in log_lines[-1]

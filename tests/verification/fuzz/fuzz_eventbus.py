@@ -1,9 +1,10 @@
-"""Fuzz the event bus with random messages: decoders, labels, the sessions of server and client, and the ZAP handler.
+"""Fuzz the event bus: decoders and labels with random messages, sessions of both sides with random bytes, and CURVE.
 
     python tests/verification/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
 harness.py explains the options.  The messages are valid ones whose frames are cut, joined, swapped and overwritten, so
-that most of them pass the first check; sessions receive messages until the input is used up.
+that most of them pass the first check.  A session of the server receives messages behind a valid handshake, cut
+anywhere and with wrong bytes here and there, until the input is used up.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 with harness.instrumented("fyrehose.protocols.eventbus"):
-    from fyrehose.errors import RemoteProtocolError
-    from fyrehose.protocols.eventbus.columns import PROTOCOL, event_frames
+    from fyrehose.errors import Broken, RemoteProtocolError
+    from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
+    from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder
+    from fyrehose.protocols.eventbus.curve import CurveClient, CurveServer, new_keys
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
         MAX_SUBTREE,
@@ -35,10 +38,19 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         parse_sequence,
     )
     from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
-    from fyrehose.protocols.eventbus.session import EventBusClientSession, EventBusOptions, EventBusServerSession
+    from fyrehose.protocols.eventbus.session import (
+        BusMessage,
+        CollectorSession,
+        DealerSession,
+        PublisherSession,
+        PubsReceived,
+        SnapshotSession,
+        SubscriberSession,
+    )
     from fyrehose.protocols.eventbus.settings import EventBusSettings
-    from fyrehose.protocols.eventbus.zap import Authenticator
+    from fyrehose.protocols.eventbus.zmtp import MessageRefused, Null, ZmtpSession, command, encode, frame
     from fyrehose.records import MAX_NAME, Run
+    from fyrehose.sessions import events_of
 
 Message = list[bytes]
 
@@ -79,6 +91,16 @@ PIECES = [
     bytes(32),
 ]
 EVENT = [b"/a/", b"null", b"me", PIECES[18], PIECES[22], b"\x81\xa1n\x01"]
+
+EVERYTHING = Encoder(frozenset({b""}), Dialect.BINARY)
+SERVER, CLIENT = new_keys(), new_keys()
+
+
+def greet(session: ZmtpSession, client: ZmtpSession) -> None:
+    """Let both sessions complete their handshake."""
+    while session.out or client.out:
+        client.receive_data(b"".join(session.data_to_send()))
+        session.receive_data(b"".join(client.data_to_send()))
 
 
 class Fuzzer:
@@ -154,34 +176,88 @@ class Fuzzer:
         written = WireLabels(run, PROTOCOL)
         assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
-    def server(self) -> None:
-        """Check that a server session stores valid messages unchanged, refuses others, and keeps its memory limit."""
+    def wire(self) -> bytes:
+        """Return some messages and commands as they are sent, seldom with a wrong byte."""
         random = self.random
-        dedup, dialect = random.random() < 0.5, random.choice(list(Dialect))
-        default = random.random() < 0.5
-        small = {"max_payload": 30, "snapshots": 2, "snapshots_memory": 4096}
-        settings = EventBusSettings() if default else EventBusSettings(dedup=dedup, dialect=dialect, **small)
-        session = EventBusServerSession(settings)
-        while random:
-            self.publishes(session, settings)
+        data = b""
+        for _ in range(random.choice([1, 1, 2, 5])):
+            kind = random.randrange(8)
+            if kind == 0:
+                name = random.choice([b"PING", b"PONG", b"SUBSCRIBE", b"CANCEL", b"ERROR", b"READY", b"X", b""])
+                data += command(name, self.piece())
+            elif kind == 1:
+                data += frame(self.piece(), random.randrange(8))
+            else:
+                data += encode(self.message(), more=random.random() < 0.05)
+        if data and random.random() < 0.2:
+            at = random.randrange(len(data))
+            data = data[:at] + random.randbytes(1) + data[at + random.choice([0, 1, 2]) :]
+        return data
 
-    def publishes(self, session: EventBusServerSession, settings: EventBusSettings) -> None:
-        """Send one random message to a server session, as an event and as a request."""
-        message = self.message()
-        identity = self.piece()
-        self.now += self.random.choice([0, 0.1, 100])
-        count = 1 + len(message)
-        session.receive_pub([identity, *message][:16], count, self.now)
-        session.receive_request([identity, *message][:16], count, "", "")
-        batch = session.take()
-        if batch is not None:
-            for run in batch.runs:
-                (frames,) = event_frames(run.numbered(1, 1), Dialect.BINARY)
+    def server(self) -> None:
+        """Check that the server's sessions never raise, keep limits, and do not depend on how their bytes were cut."""
+        random = self.random
+        dialect = random.choice(list(Dialect))
+        make = random.choice(
+            [
+                lambda: CollectorSession(Null(), 300, "s"),
+                lambda: SnapshotSession(Null(), dialect),
+                lambda: PublisherSession(Null(), dialect),
+            ]
+        )
+        one, other = make(), make()
+        kind = SubscriberSession if isinstance(one, PublisherSession) else DealerSession
+        wire = b"" if random.random() < 0.9 else self.piece()
+        for session in (one, other) if not wire else ():
+            greet(session, kind())
+        while random:
+            wire += self.wire()
+        whole = list(events_of(one, wire))
+        cut, at = [], 0
+        while at < len(wire):
+            size = random.choice([1, 2, 9, 64, 400])
+            cut += events_of(other, wire[at : at + size])
+            at += size
+            assert other.buffered <= 8 * 300 + (70 << 10), other.buffered
+        assert shown(whole) == shown(cut), (wire, whole, cut)
+        assert not any(isinstance(event, Broken) for event in whole[:-1])
+
+    def both(self) -> None:
+        """Check that events which a client sends are broadcast unchanged."""
+        session, client = CollectorSession(Null(), 1 << 20, "s"), DealerSession()
+        greet(session, client)
+        while self.random:
+            message = self.message() or [b""]
+            client.send(message)
+            (event,) = events_of(session, b"".join(client.data_to_send()))
+            if isinstance(event, PubsReceived):
+                piece = EVERYTHING([run.numbered(1, 1) for run in event.runs])
+                back = DealerSession()
+                joined = SnapshotSession(Null(), Dialect.BINARY)
+                greet(joined, back)
+                (received,) = events_of(back, piece.data)
+                assert isinstance(received, BusMessage)
                 sent = message[-6:]
-                assert [bytes(frames[0]), *map(bytes, frames[2:])] == [sent[0], *sent[2:]], message
-        assert session.snapshots.memory.used <= settings.snapshots_memory
-        if self.random.random() < 0.01:
-            session.snapshots.clear()
+                assert [received.frames[0], *received.frames[2:]] == [sent[0], *sent[2:]], message
+            else:
+                assert isinstance(event, MessageRefused), event
+
+    def curve(self) -> None:
+        """Check that a changed handshake or box of CURVE is refused, by either side, without an exception."""
+        random = self.random
+        server = CollectorSession(CurveServer(SERVER.public, SERVER.secret), 300, "s")
+        client = DealerSession(CurveClient(SERVER.public, CLIENT.public, CLIENT.secret))
+        for _ in range(8):
+            for sender, receiver in ((client, server), (server, client)):
+                data = b"".join(sender.data_to_send())
+                if data and random.random() < 0.2:
+                    at = random.randrange(len(data))
+                    data = (
+                        data[:at] + random.randbytes(random.choice([0, 1, 4])) + data[at + random.choice([0, 1, 4]) :]
+                    )
+                receiver.receive_data(data)
+            if client.linked:
+                client.send(self.message())
 
     def client(self) -> None:
         """Check that a client session limits how many bytes it holds back."""
@@ -198,9 +274,17 @@ class Fuzzer:
             session.data_to_send()
             assert session._held_bytes <= 16 << 20
 
-    def zap(self) -> None:
-        """Check that the authenticator answers any ZAP request."""
-        assert len(Authenticator(curve=True, clients=frozenset()).answer(self.message(), 1).frames) == 6
+
+def shown(events: list[object]) -> list[object]:
+    """Return *events* without where runs begin, which depends on how the bytes were cut."""
+    found: list[object] = []
+    for event in events:
+        if isinstance(event, PubsReceived):
+            for run in event.runs:
+                found += [(run.topic, run.producer, run.content_type, bytes(payload)) for payload in run.payloads()]
+        else:
+            found.append(str(event))
+    return found
 
 
 def limits(data: bytes) -> None:
@@ -218,20 +302,25 @@ def limits(data: bytes) -> None:
             "subtrees": MAX_SUBTREES,
         },
     )
-    session, event = EventBusServerSession(settings), list(EVENT)
-    if specimen.which in ("subtree", "subtrees"):
+    event = list(EVENT)
+    collector = specimen.which not in ("subtree", "subtrees")
+    session: ZmtpSession = CollectorSession(Null(), settings.max_payload, "s")
+    if not collector:
+        session = SnapshotSession(Null(), Dialect.BINARY)
         spec = b"/" + b"x" * (specimen.size - 2) + b"/"
         if specimen.which == "subtrees":
             spec = b";".join(b"/%d/" % n for n in range(specimen.size))
-        found = session.receive_request([b"c", b"SYNCSTART", spec, bytes(8)], 4, "", "")
-        assert isinstance(found, RemoteProtocolError) is specimen.over, (specimen.which, specimen.size)
-        return
-    place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
+        event = [b"SYNCSTART", spec, bytes(8)]
+    else:
+        place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
+        event[place] = b"x" * specimen.size
+    client = DealerSession()
+    greet(session, client)
+    wire = encode(event)
     if specimen.which == "data" and not specimen.whole:
-        return  # ZeroMQ delivers complete frames only
-    event[place] = b"x" * specimen.size
-    refused = session.receive_pub([b"c", *event], 7, 0.0)
-    assert (refused is not None) is specimen.over, (specimen.which, specimen.size)
+        wire = wire[: len(wire) - specimen.size]  # the length is judged before the data arrives
+    refused = any(isinstance(found, MessageRefused) for found in events_of(session, wire))
+    assert refused is specimen.over, (specimen.which, specimen.size)
 
 
 def again(parse: Callable[[Message], object], message: Message) -> None:
@@ -249,7 +338,8 @@ DECODERS = {
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
     "limits": limits,
-    "zap": lambda data: Fuzzer(data).zap(),
+    "both": lambda data: Fuzzer(data).both(),
+    "curve": lambda data: Fuzzer(data).curve(),
 }
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.repair import Repair
 from fyrehose.protocols.backbone.server import BackboneProtocol
-from fyrehose.protocols.eventbus.session import Confirmations, EventBusClientSession
-from fyrehose.protocols.eventbus.snapshots import SnapshotAnswer
+from fyrehose.protocols.eventbus.client_session import Confirmations, EventBusClientSession
+from fyrehose.protocols.eventbus.server import SnapshotProtocol
+from fyrehose.protocols.eventbus.session import Requested
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
@@ -57,7 +58,8 @@ _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Reg
 _send_acks = FiggServerSession.send_acks
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
-_start, _connected = SnapshotAnswer.start, EventBusClientSession.connected
+_end, _subscribe_after = Requested.end, SnapshotProtocol.subscribe_after
+_connected = EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
@@ -180,13 +182,12 @@ def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
     _lost(self, *reason)
 
 
-def _ends_ahead(self: SnapshotAnswer, last: int, now: float) -> None:
-    _start(self, last, now)
-    self.highest = max(self.highest, last)
+def _ends_ahead(self: Requested, sequence: int) -> bytes:
+    return _end(self, sequence + 1)
 
 
-def _skips_the_first(self: SnapshotAnswer) -> None:
-    self.highest, self.next = self.request.sequence, self.request.sequence + 2
+def _skips_the_first(self: SnapshotProtocol, after: int) -> None:
+    _subscribe_after(self, after + 1)
 
 
 def _asks_by_the_same_connection(self: EventBusClientSession, now: float) -> None:
@@ -320,8 +321,8 @@ BUGS = {
     "lumberjack: a lost connection is not searched": Bug(
         "lumberjack", (Repetitions, "disconnected", lambda repetitions, sender: None)
     ),
-    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (SnapshotAnswer, "start", _ends_ahead)),
-    "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotAnswer, "__attrs_post_init__", _skips_the_first)),
+    "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Requested, "end", _ends_ahead)),
+    "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotProtocol, "subscribe_after", _skips_the_first)),
     "eventbus: what came meanwhile is not held": Bug(
         "eventbus", (EventBusClientSession, "_hold", lambda session, event: None)
     ),

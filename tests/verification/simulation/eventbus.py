@@ -1,6 +1,6 @@
 """Simulate clients of the event bus, and check every message that the server receives or sends.
 
-the numbers of broadcasts follow on, one by one, in each life of the server
+the sequences of broadcasts rise, and no wanted one is left out while the server keeps the records
 a snapshot has all events of its subtrees from the requested number to its end, which is not before the durable end of
 the stream at the time of the request
 a client gets every event that it asked for once, in order or marked as late; the server confirms only durable events
@@ -11,28 +11,103 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import attrs
 from history import History, Sent
+from links import Endpoint, Link
 from server import Server
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred
-from world import Host, Violation, World
-from zeromq import ClientPort, Message, ServerPort
+from world import Violation, World
 
-from fyrehose.protocols.eventbus.client import EventBusClient, PubUnconfirmed
-from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd, SyncStart
-from fyrehose.protocols.eventbus.server import EventBusServer
-from fyrehose.protocols.eventbus.session import EventBusOptions
+from fyrehose.protocols.eventbus.client import BUS_OPTIONS, EventBusClient, PubUnconfirmed
+from fyrehose.protocols.eventbus.client_session import EventBusOptions
+from fyrehose.protocols.eventbus.frames import SYNC, Broadcast, Dialect, Subtrees, Sync, SyncEnd
+from fyrehose.protocols.eventbus.plugin import plugin
+from fyrehose.protocols.eventbus.session import (
+    BusMessage,
+    CollectorSession,
+    DealerSession,
+    PrefixChanged,
+    PublisherSession,
+    PubsReceived,
+    Requested,
+    SnapshotSession,
+    SubscriberSession,
+)
 from fyrehose.protocols.eventbus.settings import EventBusSettings
-from fyrehose.protocols.eventbus.zmqport import CONNECTED
+from fyrehose.protocols.eventbus.zmtp import Null
+from fyrehose.records import MAX_PAYLOAD
+from fyrehose.sessions import events_of
 
 STREAM = "eventbus"
+PORT = 5556
 TOPICS = ("/a/", "/a/b/", "/c/")
 SUBTREES: tuple[tuple[str, ...], ...] = ((), (), ("/a/",), ("/a/b/", "/c/"))
 #: After so many failed attempts to reach its server a client tries another one.
 MISSES = 10
+
+
+class CollectorTap:
+    """Checks one connection to COLLECTOR, by the bytes that the server reads."""
+
+    def __init__(self, side: EventBus, life: int) -> None:
+        self.side, self.life, self.heard = side, life, 0
+        self.read_session = CollectorSession(Null(), MAX_PAYLOAD, STREAM)
+
+    def read(self, data: bytes) -> None:
+        for event in events_of(self.read_session, data):
+            if isinstance(event, PubsReceived):
+                for run in event.runs:
+                    for payload in run.payloads():
+                        self.pub(bytes(payload))
+
+    def pub(self, data: bytes) -> None:
+        """Record that an event arrived, and its order among the events of its connection."""
+        event = self.side.events[data]
+        event.arrivals.append(self.life)
+        self.heard += 1
+        sent = self.side.history.sent[STREAM][data]
+        first = len(event.arrivals) == 1
+        # If an event came twice, nobody can tell which copy is stored, so only an event that came once has an order.
+        sent.publisher, sent.order = f"{self.life} {id(self)}", self.heard if first else None
+
+    def wrote(self, data: bytes) -> None:
+        """Ignore the greeting and the handshake; COLLECTOR sends nothing else."""
+
+
+class PublisherTap:
+    """Checks one connection to PUBLISHER: what is broadcast is durable, and nothing wanted is left out."""
+
+    def __init__(self, side: EventBus, life: int) -> None:
+        self.side = side
+        self.last: int | None = None
+        self.prefixes: set[bytes] = set()
+        self.changed = True
+        self.heard, self.said = PublisherSession(Null(), Dialect.BINARY), SubscriberSession()
+
+    def read(self, data: bytes) -> None:
+        for event in events_of(self.heard, data):
+            if isinstance(event, PrefixChanged):
+                (self.prefixes.add if event.on else self.prefixes.discard)(event.prefix)
+                self.changed = True
+
+    def wrote(self, data: bytes) -> None:
+        for event in events_of(self.said, data):
+            if isinstance(event, BusMessage):
+                self.broadcast(Broadcast.parse(event.frames))
+
+    def broadcast(self, event: Broadcast) -> None:
+        wrong = self.side.history.wrong
+        if self.last is not None and event.sequence <= self.last:
+            wrong(f"broadcast {event.sequence} follows {self.last}")
+        self.side.check(event)
+        if not event.topic.encode().startswith(tuple(self.prefixes)):
+            wrong(f"broadcast of {event.topic}, subscribed is {self.prefixes}")
+        wanted = Subtrees(b"", tuple(prefix.decode() for prefix in self.prefixes))
+        if self.last is not None and not self.changed:
+            owed = self.side.wanted(wanted, self.last, event.sequence)
+            if owed != [event.sequence]:
+                wrong(f"broadcast {event.sequence} follows {self.last}, and {owed} are wanted")
+        self.last, self.changed = event.sequence, False
 
 
 @attrs.define(eq=False)
@@ -48,157 +123,50 @@ class Asked:
     answer: list[int] = attrs.field(factory=list)
 
 
-class Judge:
-    """Checks the messages that a server receives and sends during one life."""
+class SnapshotTap:
+    """Checks one connection to SNAPSHOT: each answer against its request."""
 
     def __init__(self, side: EventBus, life: int, broker: Any) -> None:
-        self.side, self.history, self.life, self.broker = side, side.history, life, broker
-        self.asked: dict[bytes, Asked] = {}
-        self.heard: dict[bytes, int] = {}
-        self.broadcast: int | None = None
+        self.side, self.broker = side, broker
+        self.asked: Asked | None = None
+        self.heard, self.said = SnapshotSession(Null(), Dialect.BINARY), DealerSession()
 
-    def pub(self, message: Message) -> None:
-        """Record that an event arrived, and its order among the events of its connection."""
-        identity, data = message[0], message[6]
-        event = self.side.events[data]
-        event.arrivals.append(self.life)
-        self.heard[identity] = self.heard.get(identity, 0) + 1
-        sent = self.history.sent[STREAM][data]
-        first = len(event.arrivals) == 1
-        # If an event came twice, nobody can tell which copy is stored, so only an event that came once has an order.
-        sent.publisher, sent.order = f"{self.life} {identity!r}", self.heard[identity] if first else None
+    def read(self, data: bytes) -> None:
+        for event in events_of(self.heard, data):
+            if isinstance(event, Requested):
+                self.side.history.look()
+                end = self.broker.bounds(STREAM)[1]
+                self.asked = Asked(event.request.subtrees, event.request.sequence, end)
 
-    def request(self, message: Message) -> None:
-        asked = SyncStart.parse(message[1:])
-        self.history.look()
-        end = self.broker.bounds(STREAM)[1]
-        self.asked[message[0]] = Asked(asked.subtrees, asked.sequence, end)
+    def wrote(self, data: bytes) -> None:
+        for event in events_of(self.said, data):
+            if isinstance(event, BusMessage):
+                self.answers(event.frames)
 
-    def broadcasts(self, message: Message) -> None:
-        event = Broadcast.parse(message)
-        if self.broadcast is not None and event.sequence != self.broadcast + 1:
-            self.history.wrong(f"broadcast {event.sequence} follows {self.broadcast}")
-        self.broadcast = event.sequence
-        self.side.check(event)
-
-    def answers(self, message: Message) -> None:
-        identity, *frames = message
-        asked = self.asked.get(identity)
+    def answers(self, frames: list[bytes]) -> None:
+        wrong, asked = self.side.history.wrong, self.asked
         if asked is None:
-            self.history.wrong(f"{frames[0]!r} for somebody who has not asked")
+            wrong(f"{frames[0]!r} for somebody who has not asked")
+            return
         if frames[0] == SYNC:
             event = Sync.parse(frames)
             self.side.check(event)
             if event.sequence <= max(asked.answer[-1:], default=asked.since):
-                self.history.wrong(f"SYNC {event.sequence} behind {asked.answer[-1:] or asked.since}")
+                wrong(f"SYNC {event.sequence} behind {asked.answer[-1:] or asked.since}")
             asked.answer.append(event.sequence)
             return
         end = SyncEnd.parse(frames).sequence
-        del self.asked[identity]
+        self.asked = None
         if asked.since > asked.end:
             right = asked.end <= end <= asked.since  # between the stream's end at the request and its end at the answer
         else:
             right = end == max(asked.answer[-1:], default=asked.since)
         if not right:
-            self.history.wrong(f"SYNCEND {end} behind SYNC {asked.answer[-1:]} and SYNCSTART {asked.since}")
+            wrong(f"SYNCEND {end} behind SYNC {asked.answer[-1:]} and SYNCSTART {asked.since}")
         upto = max([asked.end, *asked.answer[-1:]])
         owed = self.side.wanted(asked.subtrees, asked.since, upto)
         if asked.answer != owed:
-            self.history.wrong(
-                f"SYNCEND {end}: {sorted({*owed} ^ {*asked.answer})[:9]} are missing, or were not wanted"
-            )
-
-
-class Listener(Service):
-    """The listener of the event bus, on simulated sockets."""
-
-    def __init__(self, side: EventBus, host: Host, broker: Any) -> None:
-        self.side, self.host, self.broker = side, host, broker
-        self.server = EventBusServer(host, broker, side.settings)
-
-    def startService(self) -> None:
-        Service.startService(self)
-        side, server = self.side, self.server
-        judge = Judge(side, side.next_life(), self.broker)
-
-        def pub(message: Message, count: int) -> None:
-            judge.pub(message)
-            server.pub_received(message, count)
-
-        def request(message: Message, count: int) -> None:
-            judge.request(message)
-            server.request_received(message, count)
-
-        snapshot = ServerPort(self.host, side.room, judge.answers, request, server.serve_snapshots)
-        publisher = ServerPort(self.host, side.room * 10, judge.broadcasts)
-        collector = ServerPort(self.host, 1, judge.answers, pub, server.publish_turn)
-        ports = side.listening[self.host.name] = {"snapshot": snapshot, "publisher": publisher}
-        leading: Deferred[None] = self.broker.when_leading()
-        leading.addCallback(lambda _: ports.update(collector=collector))
-        server.start(snapshot, publisher, collector)
-
-    def stopService(self) -> Deferred[None]:
-        Service.stopService(self)
-        return self.server.stop()
-
-
-class Threads:
-    """The reactor of a client; it starts no thread to end a ZeroMQ context, because there is none."""
-
-    def __init__(self, world: World) -> None:
-        self.seconds, self.callLater = world.clock.seconds, world.clock.callLater
-
-    def getThreadPool(self) -> Threads:
-        return self
-
-    def callInThreadWithCallback(self, done: Any, what: Any) -> None:
-        done(True, what())
-
-    def callFromThread(self, what: Any, *args: Any) -> None:
-        what(*args)
-
-
-class Nothing:
-    """A substitute for the ZeroMQ context, without sockets."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    term = close
-
-
-class SimulatedClient(EventBusClient):
-    """A client of the event bus whose sockets are the simulated ports of :mod:`zeromq`."""
-
-    side: EventBus
-    name: str
-    #: the index of the server that it reads from, and how often it failed to reach it
-    where: int
-    missed: int = 0
-
-    def move(self) -> None:
-        """Read from the next server of the list."""
-        self.where, self.missed = self.where + 1, 0
-        for name in ("snapshot", "publisher"):
-            port = self._ports.get(name)
-            if port is not None and port.channel is not None and port.channel.up:
-                port.channel.cut()
-
-    def _open(self, name: str, kind: int, offset: int) -> None:
-        messages: list[Message] = []
-        port: Any = ClientPort(
-            self.side.world,
-            self.name,
-            lambda: self.side.find(self, name),
-            self.side.room,
-            subscribes=name == "publisher",
-            receive=lambda message, count: messages.append(message),
-            turn_over=partial(self._turn_over, name, messages),
-            happened=lambda event, value: self._connection(name, event == CONNECTED),
-        )
-        self._ports[name] = port
-        if not self._paused:
-            port.start()
+            wrong(f"SYNCEND {end}: {sorted({*owed} ^ {*asked.answer})[:9]} are missing, or were not wanted")
 
 
 class Client:
@@ -213,10 +181,12 @@ class Client:
         self.after = options.after
         self.highest = options.after or 0
         self.handed: set[int] = set()
-        self.client = SimulatedClient(
-            Threads(world),
+        self.where, self.missed = side.made, 0
+        self.endpoints: dict[int, Endpoint] = {}
+        self.client = EventBusClient(
+            world.clock,
             "",
-            0,
+            PORT,
             options=options,
             on_events=self._events,
             on_late=partial(self._events, late=True),
@@ -225,11 +195,46 @@ class Client:
             producer=self.name,
             random=Random(world.random.random()),
             now=world.now,
+            connect_to=self._endpoint,
+            process_exception=self._failed,
+            on_state=self._state,
+            connection_options=attrs.evolve(
+                BUS_OPTIONS, retry=lambda failures: 0.3 * min(failures, 6) * (0.5 + world.random.random())
+            ),
         )
-        self.client.side, self.client.name, self.client.where = side, self.name, side.made
-        with patch("zmq.Context", Nothing):
-            connected = self.client.connect()
+        connected = self.client.connect()
         connected.addCallbacks(lambda _: setattr(self, "ready", True), lambda failure: None)
+
+    def _endpoint(self, port: int) -> Endpoint:
+        """Return the endpoint of *port*: COLLECTOR of any server, else the port of the client's own server."""
+        names = self.side.server.names
+        own = names if port == PORT + 2 else (names[self.where % len(names)],)
+        endpoint = Endpoint(self.side.world, self.name, port, servers=own)
+        endpoint.tap = lambda: self.side.tap(port, endpoint.servers[(endpoint.turn - 1) % len(endpoint.servers)])
+        self.endpoints[port] = endpoint
+        return endpoint
+
+    def _failed(self, error: Exception) -> None:
+        """Read from the next server of the list after too many failures."""
+        self.missed += 1
+        names = self.side.server.names
+        if self.missed > MISSES and len(names) > 1:
+            self.where, self.missed = self.where + 1, 0
+            for port in (PORT, PORT + 1):
+                self.endpoints[port].servers = (names[self.where % len(names)],)
+                self._cut(port)
+
+    def _state(self, connected: bool) -> None:
+        self.missed = 0 if connected else self.missed
+
+    def _links(self, port: int) -> list[Link]:
+        """Return the connections of the client to *port*."""
+        links = self.side.world.links
+        return [link for link in links if link.host == self.name and link.number == port]
+
+    def _cut(self, port: int) -> None:
+        for link in self._links(port):
+            link.cut()
 
     def _restarted(self, end: int) -> None:
         """Handle that a server has fewer events than the client: it may be behind, and sends them again."""
@@ -253,7 +258,7 @@ class Client:
             self.waiting += 1
             topic = dice.choice(TOPICS)
             payload = f"{self.name}:{self.published}:".encode() + b"." * dice.choice((*side.world.sizes, 10, 10))
-            event = side.events[payload] = Published(topic)
+            event = side.events[payload] = SentEvent(topic)
             side.history.send(STREAM, payload, Sent(self.name, None, partial(event.copies, side.settings.dedup)))
             self.client.publish_event(topic, payload).addCallback(partial(self._confirmed, payload)).addErrback(
                 lambda failure: failure.trap(PubUnconfirmed, Violation)
@@ -288,16 +293,10 @@ class Client:
     def cut_half(self) -> None:
         """Cut the connection to PUBLISHER twice in short succession, while answers at SNAPSHOT are slow."""
         clock, dice = self.side.world.clock, self.side.world.random
-        snapshot: Any = self.client._ports.get("snapshot")
-        if snapshot is not None and snapshot.channel is not None:
-            snapshot.channel.slow = True
-        self._cut_publisher()
-        clock.callLater(dice.random() * 2.0, self._cut_publisher)
-
-    def _cut_publisher(self) -> None:
-        publisher: Any = self.client._ports.get("publisher")
-        if publisher is not None and publisher.channel is not None and publisher.channel.up:
-            publisher.channel.cut()
+        for link in self._links(PORT):
+            link.slow = True
+        self._cut(PORT + 1)
+        clock.callLater(dice.random() * 2.0, self._cut, PORT + 1)
 
     def owed(self) -> str:
         """Return what the client still waits for, or an empty string."""
@@ -315,7 +314,7 @@ class Client:
 
 
 @attrs.define(eq=False)
-class Published:
+class SentEvent:
     """An event, and the lives of the server in which it arrived."""
 
     topic: str
@@ -338,43 +337,32 @@ class EventBus:
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         dice = world.random
         self.world, self.server, self.history = world, server, history
-        self.events: dict[bytes, Published] = {}
-        self.room = 1000 if herd else dice.choice((2, 20, 1000))
+        self.events: dict[bytes, SentEvent] = {}
         few = EventBusSettings(
             dedup=dice.random() < 0.5,
             dialect=dice.choice((Dialect.BINARY, Dialect.BINARY, Dialect.DECIMAL)),
-            snapshots=dice.choice((1, 8)),
-            snapshots_memory=dice.choice((8 << 10, 64 << 20)),
         )
         self.settings = EventBusSettings() if herd else few
-        self.listening: dict[str, dict[str, ServerPort]] = {}
+        self.running: dict[str, tuple[int, Any]] = {}  #: the present life of each server, and its broker
         self.lives = 0
-        server.listen(partial(Listener, self))
-        server.on_crash.append(lambda name: self.listening.pop(name, None))
+        server.listen(self._service)
         self.clients: list[Client] = []
         self.made = self._published = 0
         self.last: Client | None = None
         for _ in range(herd or dice.randint(1, 3)):
             self.connect()
 
-    def next_life(self) -> int:
+    def _service(self, host: Any, broker: Any) -> Any:
         self.lives += 1
-        return self.lives
+        self.running[host.name] = self.lives, broker
+        return plugin.make_service(host, broker, f"tcp:{PORT}:interface=127.0.0.1", self.settings)
 
-    def find(self, client: SimulatedClient | None, name: str) -> ServerPort | None:
-        """Return the port *name* that *client* reaches: any server's open COLLECTOR, else its own server's port."""
-        names = self.server.names
-        where = 0 if client is None else client.where
-        tries = range(where, where + (len(names) if name == "collector" else 1))
-        for server in (names[turn % len(names)] for turn in tries):
-            port = self.listening.get(server, {}).get(name)
-            if port is not None and not port.host.frozen and server not in self.world.partitioned:
-                return port
-        if client is not None and name != "collector" and len(names) > 1:
-            client.missed += 1
-            if client.missed > MISSES:
-                client.move()
-        return None
+    def tap(self, port: int, server: str) -> Any:
+        """Return the observer of a new connection to *port* of *server*."""
+        life, broker = self.running[server]
+        if port == PORT:
+            return SnapshotTap(self, life, broker)
+        return (PublisherTap if port == PORT + 1 else CollectorTap)(self, life)
 
     def connect(self, after: int | None = -1, **options: Any) -> Client:
         """Return a new client that reads behind the number ``after``; without it the client begins anywhere."""

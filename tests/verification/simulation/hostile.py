@@ -4,7 +4,6 @@ Hostile           a TCP peer that sends nothing, announces data that it never se
                   reconnects at once whenever it is refused
 HostileDatagrams  a UDP peer that keeps subscriptions alive from many ports, or requests everything without having
                   proved its address, and then must be sent no more than three times what it sent
-HostileDealer     an event bus client that requests everything and reads none of it
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from history import History
 from links import Endpoint
 from twisted.internet.protocol import Factory, Protocol
 from world import World
-from zeromq import ClientPort
 
 from fyrehose.protocols.backbone.frames import Flags, KeepAlive, Request
 from fyrehose.protocols.eventbus.frames import Dialect, Subtrees, SyncStart
-from fyrehose.protocols.eventbus.queued_memory import Full
+from fyrehose.protocols.eventbus.session import DealerSession
+from fyrehose.protocols.eventbus.zmtp import Null, command, encode, pack_metadata
 from fyrehose.protocols.figg.frames import HEADER, Attach, Publish
 
 ADDRESS = "10.9.9.9"
@@ -44,6 +43,15 @@ HTTP = (
     (b"POST /subscriptions/workers/settle HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n{", b" "),
     (b"GET /subscriptions HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /streams HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     (b"nonsense\r\n\r\n", b""),
+)
+_ALL = encode(SyncStart(subtrees=Subtrees.of(()), sequence=0, dialect=Dialect.BINARY).serialize())
+#: The third peer requests everything, again and again.
+BUS = (
+    (b"", b""),
+    (b"\xff" + bytes(8) + b"\x7f", b""),
+    (DealerSession().out[0] + Null().begin(pack_metadata({b"Socket-Type": b"DEALER"})), _ALL),
+    (DealerSession().out[0] + command(b"READY", pack_metadata({b"Socket-Type": b"PUSH"})), b""),
+    (b"nonsense", b""),
 )
 RELINK = (
     (b"", b""),
@@ -108,6 +116,10 @@ class HostileLumberjack(Hostile):
     port, says = 5044, LUMBERJACK
 
 
+class HostileBus(Hostile):
+    port, says = 5556, BUS
+
+
 class HostileRelink(Hostile):
     port, says = 7733, RELINK
 
@@ -157,44 +169,10 @@ class HostileDatagrams:
         self.closed = True
 
 
-class HostileDealer:
-    """A hostile client of the event bus that requests everything whenever it is connected."""
-
-    def __init__(self, world: World, side: Any, number: int) -> None:
-        self.world, self.closed = world, False
-        self.port = ClientPort(
-            world,
-            f"hostile-{number}",
-            lambda: side.find(None, "snapshot"),
-            1,
-            subscribes=False,
-            receive=lambda message, count: None,
-            turn_over=lambda: None,
-            happened=lambda event, value: None,
-        )
-        self.ask()
-
-    def ask(self) -> None:
-        if self.closed:
-            return
-        try:
-            self.port.send(SyncStart(subtrees=Subtrees.of(()), sequence=0, dialect=Dialect.BINARY).serialize())
-        except Full:
-            """It is not connected."""
-        self.world.clock.callLater(1.0, self.ask)
-
-    def check(self, history: History) -> None:
-        """Do nothing: it reads nothing that could be checked."""
-
-    def close(self) -> None:
-        self.closed = True
-        self.port.close()
-
-
 SERVER = ("10.0.0.1", 2323)
 PEERS: dict[str, Any] = {
     "Backbone": HostileDatagrams,
-    "EventBus": HostileDealer,
+    "EventBus": HostileBus,
     "Figg": HostileFigg,
     "Lumberjack": HostileLumberjack,
     "Relink": HostileRelink,

@@ -61,7 +61,7 @@ class Endpoint:
                 return
             client = factory.buildProtocol(address)
             tap = None if self.tap is None else self.tap()
-            link = Link(world, self.host, host, served, client, address, tap)
+            link = Link(world, self.host, host, served, client, address, tap, self.number)
             world.note(f"{self.host} connects" + (f" to {server}" if server else ""))
             served.makeConnection(link.ends[0])
             client.makeConnection(link.ends[1])
@@ -181,12 +181,20 @@ class End:
 
 
 class Link:
-    """A simulated TCP connection; ``ends[0]`` is the server's end."""
+    """A simulated TCP connection to port ``number``; ``ends[0]`` is the server's end."""
 
     def __init__(
-        self, world: World, host: str, server: Host, served: Any, client: Any, peer: IPv4Address, tap: Any
+        self,
+        world: World,
+        host: str,
+        server: Host,
+        served: Any,
+        client: Any,
+        peer: IPv4Address,
+        tap: Any,
+        number: int = 0,
     ) -> None:
-        self.world, self.host, self.server = world, host, server
+        self.world, self.host, self.server, self.number = world, host, server, number
         self.slow = False
         self.ends = End(self, served, peer, tap), End(self, client, peer, None)
         self.ends[0].other, self.ends[1].other = self.ends[1], self.ends[0]

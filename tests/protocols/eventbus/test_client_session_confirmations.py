@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.eventbus.session import Confirmations, PubConfirmed, PubTimedOut
+from fyrehose.protocols.eventbus.client_session import Confirmations, PubConfirmed, PubTimedOut
 
 
 def test_event_is_confirmed_by_its_uuid() -> None:
