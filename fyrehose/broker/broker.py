@@ -22,7 +22,7 @@ from zope.interface import implementer
 from fyrehose.broker.fanout import Cursor, Fanout
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.once import KEPT, MOST_KEYS, PublishedOnce
-from fyrehose.broker.peer import Peer
+from fyrehose.broker.peer import Peer, RightsWait
 from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.run_checks import check_names
@@ -109,6 +109,8 @@ class Broker(Peer):
     grown_bytes: dict[str, int] = attrs.field(factory=dict, init=False)
     #: subscriptions of peers, by address
     subscriptions: Subscriptions = attrs.field(init=False)
+    #: what waits with rights of peers, besides cursors
+    waiting: dict[RightsWait, None] = attrs.field(factory=dict, init=False)
     #: all named subscriptions
     table: NamedSubscriptions = attrs.field(init=False)
     #: all shared subscriptions
@@ -285,6 +287,12 @@ class Broker(Peer):
             rights = None if cursor.owner is None else cursor.owner.rights
             if rights is not None and not rights.permits(Action.SUBSCRIBE, cursor.stream):
                 cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
+                ended += 1
+        for waiting in list(self.waiting):
+            rights = waiting.peer.rights
+            lost = [each for each in waiting.rights if rights is not None and not rights.permits(*each)]
+            if lost and rights is not None and waiting in self.waiting:
+                waiting.end(rights.refusal(*lost[0]))
                 ended += 1
         return ended
 

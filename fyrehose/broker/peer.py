@@ -50,7 +50,7 @@ class Peer:
     turns: Turns = attrs.field(init=False)
     permits: Callable[[Action, str], bool] = attrs.field(init=False)
     network: str = attrs.field(init=False)
-    #: the number of subscriptions, and the timer that ends them when the signed token expires
+    #: the number of subscriptions and of requests that wait, and the timer that ends them when the signed token expires
     _subscribed: int = attrs.field(default=0, init=False)
     _end: IDelayedCall | None = attrs.field(default=None, init=False)
 
@@ -150,9 +150,32 @@ class Peer:
             self.unsubscribed()
             raise
 
+    def wait(self, rights: Sequence[tuple[Action, str]], end: Callable[[Exception], None]) -> Callable[[], None]:
+        """Let something wait for as long as the peer has *rights*: actions on streams.
+
+        :param end: called with a reason when the peer has not all of them any more
+        :return: a function to call when it waits no longer
+        """
+        if self.rights is None:
+            return lambda: None
+        waiting = RightsWait(self, tuple(rights), end)
+        self.broker.waiting[waiting] = None
+        self._subscribed += 1
+        self._end_later()
+
+        def over() -> None:
+            if waiting in self.broker.waiting:
+                del self.broker.waiting[waiting]
+                self._released()
+
+        return over
+
     def unsubscribed(self) -> None:
         """Stop counting one subscription of the peer, because it has ended."""
         self.broker.subscriptions.release(self.network)
+        self._released()
+
+    def _released(self) -> None:
         self._subscribed -= 1
         if not self._subscribed and self._end is not None:
             self._end.cancel()
@@ -224,6 +247,15 @@ class Peer:
             if self.rights is not None and not self.rights.permits(Action.ADMINISTER, stream):
                 return fail(self.rights.refusal(Action.ADMINISTER, stream))
         return self.broker.retire_as("the server" if self.rights is None else str(self.rights.identity), streams)
+
+
+@attrs.frozen(eq=False)
+class RightsWait:
+    """Something that waits with rights of a peer, such as a request for records; see :meth:`Peer.wait`."""
+
+    peer: Peer
+    rights: tuple[tuple[Action, str], ...]
+    end: Callable[[Exception], None]
 
 
 def _permit_all(action: Action, stream: str) -> bool:

@@ -16,9 +16,8 @@ import attrs
 from twisted.internet.defer import Deferred, fail, inlineCallbacks
 
 from fyrehose.broker.state_stream import Steps
-from fyrehose.errors import FyrehoseError, InvalidPosition
+from fyrehose.errors import FyrehoseError, InvalidPosition, SubscriptionConflict
 from fyrehose.identity import Action as Right
-from fyrehose.interfaces import IBroker
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import FINAL, ShareOptions
@@ -33,11 +32,12 @@ MOST_LEASES, MOST_LETTERS = 1_000, 100
 class Sharing:
     """The shared subscriptions as one peer may use them, after each request was checked against the peer's rights.
 
+    :ivar peer: a :class:`~fyrehose.broker.peer.Peer`
     :ivar network: the network of the peer; empty: the server itself
     """
 
     table: SharedSubscriptions
-    peer: IBroker
+    peer: Any
     network: str = ""
 
     def find(self, name: str) -> SharedSubscription:
@@ -62,6 +62,8 @@ class Sharing:
         for right in (Right.SUBSCRIBE, Right.CONSUME):
             self.peer.check(right, options.stream)
         if options.dead is not None:
+            if options.dead.startswith("."):
+                raise SubscriptionConflict(f"stream {options.dead[:80]!r} is one of the server's own: use another")
             self.peer.check(Right.PUBLISH, options.dead)
         streams = [options.stream]
         if options.pattern:
@@ -81,10 +83,16 @@ class Sharing:
     def lease(
         self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
     ) -> Deferred[list[LeasedRun]]:
-        """Lease records; see :meth:`SharedSubscriptions.lease`."""
-        for right in (Right.SUBSCRIBE, Right.CONSUME):
-            self.peer.check(right, shared.options.stream)
-        return self.table.lease(shared, consumer, request, most, wait)
+        """Lease records; see :meth:`SharedSubscriptions.lease`.  A request that waits ends with the peer's rights."""
+        rights = ((Right.SUBSCRIBE, shared.options.stream), (Right.CONSUME, shared.options.stream))
+        for right, stream in rights:
+            self.peer.check(right, stream)
+        found = self.table.lease(shared, consumer, request, most, wait)
+        if not found.called:
+            waiting = next(each for each in shared.waiting if each.answer is found)
+            over = self.peer.wait(rights, lambda reason: self.table.fail(shared, waiting, reason))
+            found.addBoth(lambda result: (over(), result)[1])
+        return found
 
     def act(
         self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()

@@ -346,7 +346,7 @@ class SharedSubscriptions:
         shared.gone = True
         gone = SubscriptionGone(f"shared subscription {shared.name!r} was deleted")
         for waiting in list(shared.waiting):
-            self._fail(shared, waiting, gone)
+            self.fail(shared, waiting, gone)
 
     @inlineCallbacks
     def pause(self, shared: SharedSubscription, paused: bool) -> Steps[None]:
@@ -537,7 +537,8 @@ class SharedSubscriptions:
         self._remove(shared, waiting)
         waiting.answer.callback(found)
 
-    def _fail(self, shared: SharedSubscription, waiting: Waiting, error: BaseException) -> None:
+    def fail(self, shared: SharedSubscription, waiting: Waiting, error: BaseException) -> None:
+        """End a request that waits, because of *error*."""
         self._remove(shared, waiting)
         waiting.answer.errback(Failure(error))
 
@@ -616,7 +617,7 @@ class SharedSubscriptions:
                 shared.group.undone(batch)
             for waiting in list(shared.waiting):
                 if waiting.deadline <= self.clock.seconds():
-                    self._fail(shared, waiting, failure.value or failure)
+                    self.fail(shared, waiting, failure.value or failure)
             return failure
 
         return (publish or self.publish)(runs, own).addCallbacks(durable, refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Forbidden, InvalidPosition
-from fyrehose.identity import Identity
+from fyrehose.broker.signed import read_key, sign
+from fyrehose.errors import Forbidden, InvalidPosition, SubscriptionConflict, TokenEnded
+from fyrehose.identity import Action, Identity, digest
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import ShareOptions
 from fyrehose.subscriptions.work import Item
@@ -93,3 +95,42 @@ def test_position_beyond_the_end_of_the_stream_is_refused() -> None:
     sharing = make().named.sharing
     assert failed(sharing.rewind(sharing.find("work"), 7), InvalidPosition)
     assert failed(sharing.act(sharing.find("work"), [Item("done", 1, 1, (1, 1), "other")], "w"), InvalidPosition)
+
+
+def test_a_stream_of_dead_letters_is_never_one_of_the_servers_own() -> None:
+    for dead in (".shared", ".subscriptions"):
+        created = make().named.sharing.create("x", ShareOptions(stream="logs.a", dead=dead), 1)
+        assert failed(created, SubscriptionConflict)
+
+
+def test_a_request_that_waits_for_records_ends_when_the_policy_takes_the_right_away() -> None:
+    broker = make()
+    sharing = sharing_of(broker, "10.0.0.1")
+    shared = sharing.find("work")
+    answered = sharing.lease(shared, "w", None, 1, 30)
+    waiting, other = sharing.lease(shared, "w", None, 1, 30), broker.named.sharing.lease(shared, "server", None, 1, 30)
+    assert (answered.called, waiting.called) == (True, False)
+    rules = {"network": "10.0.0.1", "subscribe": "*"}
+    assert broker.guard.change(parse({"allow": [rules]})) == 1
+    assert failed(waiting, Forbidden)
+    broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    assert [part.run.first_seq for part in other.result] == [2]
+
+
+def test_a_request_that_waits_for_records_ends_with_the_signed_token(tmp_path: Path) -> None:
+    broker = make()
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    rules = {"allow": [{"signed": "key", "subscribe": "*", "consume": "*"}]}
+    now = [1_000.0]
+    broker.guard.now = lambda: now[0]
+    broker.guard.change(parse(rules, tmp_path))
+    token = sign({Action.SUBSCRIBE: ["*"], Action.CONSUME: ["*"]}, 1_010, read_key(key))
+    sharing = broker.identified(Identity(host="10.0.0.9", token=digest(token), signed=token)).named.sharing
+    shared = sharing.find("work")
+    sharing.lease(shared, "w", None, 1, 0)
+    waiting = sharing.lease(shared, "w", None, 1, 300)
+    now[0] = 1_011.0
+    broker.clock.advance(11)
+    assert failed(waiting, TokenEnded)
+    assert broker.waiting == {}

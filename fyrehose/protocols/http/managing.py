@@ -154,6 +154,8 @@ def creation(fields: dict[str, Any]) -> Creation:
             raise ValueError(str(error)) from error
     numbers: dict[str, Any] = {name: number_of(fields, name, *BOUNDS[name]) for name in BOUNDS if name in fields}
     dead, key = (None if fields.get(name) is None else text_of(fields, name) for name in ("dead", "key"))
+    if dead is not None and dead.startswith("."):
+        raise ValueError('"dead" names one of the server\'s own streams: use another')
     if dead == stream:
         raise ValueError('"dead" names the shared stream, so its dead letters would be leased again: use another')
     options = ShareOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
