@@ -9,9 +9,12 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
+
+from fyrehose.testing.ports import free_ports
 
 pytestmark = pytest.mark.live
 
@@ -105,19 +108,67 @@ def test_types_declare_what_the_module_exports(name: str) -> None:
         assert declared <= set(exported[each]), each
 
 
-def test_programs_in_typescript_compile(tmp_path: Path) -> None:
-    """The versions of the compiler are pinned in package.json; npm fetches them."""
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Return a copy of the client with the packages that package.json pins, or skip the test; npm fetches them."""
     copy = tmp_path / "client"
     shutil.copytree(CLIENT, copy, ignore=shutil.ignore_patterns("node_modules"))
     words = ["install", "--no-package-lock", "--no-audit", "--no-fund", "--cache", str(tmp_path / "cache")]
-    installed = npm(copy, *words)
-    if installed.returncode and any(each in installed.stderr for each in NO_NETWORK):
+    ran = npm(copy, *words)
+    if ran.returncode and any(each in ran.stderr for each in NO_NETWORK):
         pytest.skip("a program of others is not installed: TypeScript, which npm cannot fetch without a network")
-    assert installed.returncode == 0, installed.stderr
+    assert ran.returncode == 0, ran.stderr
+    return copy
+
+
+#: Follow a stream with npm's eventsource, and print the numbers until the one that is wanted has come.
+FOLLOWER = """
+import { EventSource } from "eventsource";
+const [url, wanted] = process.argv.slice(2), seen = [];
+const source = new EventSource(url);
+source.onmessage = (event) => {
+  if (seen.push(JSON.parse(event.data).seq) === 1) console.error("first");
+  if (seen.at(-1) === Number(wanted)) {
+    console.log(JSON.stringify(seen));
+    process.exit();
+  }
+};
+"""
+
+
+@pytest.mark.slow
+def test_eventsource_of_npm_misses_nothing_while_the_server_is_killed(start: Any, installed: Path) -> None:
+    (port,) = free_ports(1)
+    url, listen = f"http://127.0.0.1:{port}/streams/s", ("--listen", f"http=tcp:{port}:interface=127.0.0.1")
+    server = start(*listen)
+
+    def publish(count: int) -> None:
+        for _ in range(count):
+            with urlopen(url, b"x", timeout=PATIENCE) as answer:
+                assert answer.status == 200
+
+    publish(1)
+    (installed / "follower.mjs").write_text(FOLLOWER)
+    words = [program("node"), "follower.mjs", f"{url}/live?from=1", "9"]
+    with subprocess.Popen(words, cwd=installed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stderr is not None
+        assert follower.stderr.readline() == "first\n"
+        for _ in range(2):
+            publish(2)
+            server.process.kill()
+            server.process.wait()
+            server = start(*listen)
+            publish(2)
+        out, _ = follower.communicate(timeout=PATIENCE)
+    assert json.loads(out) == list(range(1, 10))
+
+
+def test_programs_in_typescript_compile(installed: Path) -> None:
+    """The versions of the compiler are pinned in package.json."""
     # The compiler takes most of the time, so it runs once on a program in which only one line must not compile.
-    with (copy / "tests" / "types.ts").open("a") as program:
+    with (installed / "tests" / "types.ts").open("a") as program:
         program.write("export const wrong = (server: Fyrehose) => server.publishNothing();\n")
-    compiled = npm(copy, "run", "types")
+    compiled = npm(installed, "run", "types")
     (error,) = re.findall(r"^.*error TS.*$", compiled.stdout, re.MULTILINE)
     assert error.startswith("tests/types.ts("), compiled.stdout
     assert "Property 'publishNothing' does not exist on type 'Fyrehose'" in error
