@@ -275,17 +275,17 @@ class Fanout:
 
         :param ends: the last durable number of each stream that grew
         """
-        found = False
+        found: list[Cursor] = []
         for stream, last in ends.items():
             place = self._places.get(stream)
             if place is not None:
                 place.last = last
                 waiting, place.waiting = place.waiting, None
-                for cursor in waiting or ():
-                    found = True
-                    self.turns.add(cursor, cursor.network)
+                found += waiting or ()
+        for cursor in found[:-1]:
+            self.turns.add(cursor, cursor.network)
         if found:
-            self.turns.run()
+            self.turns.run(found[-1], found[-1].network)
 
     def forget_stream(self, stream: str) -> None:
         """Drop the kept deliveries of *stream*, because it was retired; its cursors remain."""

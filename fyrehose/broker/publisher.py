@@ -136,7 +136,8 @@ class Publisher:
             run.first_seq = first
             run.last_seq = first + len(run.lengths) // 4 - 1
         if self._account is not None:
-            self._account.submit(size + RUN_OVERHEAD * len(runs))
+            charge = size + RUN_OVERHEAD * len(runs)
+            self._account.hold(charge, charge)
         publish = Publish(runs, size, owner or self, note, counted, broker.clock.seconds())
         broker.journal.submit(publish)
 
@@ -148,7 +149,8 @@ class Publisher:
         runs[0].first_seq = first
         repeated = Publish(runs, sum(run.room for run in runs), self, note)
         if self._account is not None:
-            self._account.submit(repeated.size + RUN_OVERHEAD * len(runs))
+            charge = repeated.size + RUN_OVERHEAD * len(runs)
+            self._account.hold(charge, charge)
         return repeated
 
     def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
@@ -157,7 +159,7 @@ class Publisher:
             charge = 0
             for item in items:
                 charge += item.size + RUN_OVERHEAD * len(item.runs)
-            self._account.settle(charge)
+            self._account.release(charge, charge)
         if error is None:
             broker = self._broker
             now, grown = broker.clock.seconds(), None if broker.grown is None else broker.grown_bytes

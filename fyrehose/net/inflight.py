@@ -187,9 +187,14 @@ class Account:
     _crowded: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
-    def hold(self, size: int) -> None:
-        """Charge the connection *size* bytes for a publish, until :meth:`release`."""
+    def hold(self, size: int, submitted: int = 0) -> None:
+        """Charge the connection *size* bytes for a publish, until :meth:`release`.
+
+        :param submitted: how many of them are submitted to the journal
+        """
         budget, share = self.budget, self.share
+        share.submitted += submitted
+        budget.submitted += submitted
         self.held += size
         budget.held += size
         share.used += size
@@ -198,34 +203,24 @@ class Account:
         if self._crowded or self.paused or share.used // 2 + budget.used > budget.room:
             self._update()
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, submitted: int = 0) -> None:
         """Release the *size* bytes of one call of :meth:`hold`: the publish became durable, or was refused."""
-        budget = self.budget
+        budget, share = self.budget, self.share
+        share.submitted -= submitted
+        budget.submitted -= submitted
         self.held -= size
         budget.held -= size
+        share.used -= size
+        budget.used -= size
         # Read again only when half of the account's limit is free: a few large reads cost less than many small ones.
         if self.held <= budget.each // 2:
             self._crowded = False
-        self._charge(-size)
         if self.paused:
             self._update()
         if budget.slots.waiting:
             budget.slots.serve()
         if self._closed:
             self._forget_share()
-
-    def submit(self, size: int) -> None:
-        """Charge a publish of *size* bytes that is submitted to the journal, until :meth:`settle`."""
-        self.share.submitted += size
-        self.budget.submitted += size
-        self.hold(size)
-
-    def settle(self, size: int) -> None:
-        """Release a publish of *size* bytes, and let input continue that waits for the journal."""
-        budget = self.budget
-        self.share.submitted -= size
-        budget.submitted -= size
-        self.release(size)
         if budget._parked:
             budget.proceed()
 

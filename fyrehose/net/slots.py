@@ -70,11 +70,13 @@ class Slots:
     :ivar capacity: what the slots take together
     :ivar held_up: whether no slot is given at present, because memory becomes free without one
     :ivar used: what they take now
+    :ivar waiting: whether any frame waits for a slot, or for a larger one
     """
 
     capacity: int
     held_up: Callable[[], bool] = lambda: False
     used: int = attrs.field(default=0, init=False)
+    waiting: bool = attrs.field(default=False, init=False)
     #: the frames that have slots and their sizes, the oldest first
     _slots: dict[LargeFrame, int] = attrs.field(factory=dict, init=False)
     _of: dict[str, int] = attrs.field(factory=dict, init=False)  #: what the slots of each network take
@@ -84,11 +86,6 @@ class Slots:
     _relieved: float = attrs.field(default=-1.0, init=False)
     _serving: bool = attrs.field(default=False, init=False)
     _again: bool = attrs.field(default=False, init=False)
-
-    @property
-    def waiting(self) -> bool:
-        """Return whether any frame waits for a slot, or for a larger one."""
-        return bool(self._waiting or self._growing)
 
     def waits(self, frame: LargeFrame) -> bool:
         """Return whether *frame* waits for a slot, or for a larger one."""
@@ -118,6 +115,7 @@ class Slots:
         size = self._slots.pop(frame, 0)
         if size:
             self._take(frame.network, -size)
+        if size or self.waiting:
             self.serve()
 
     def relieve(self, now: float) -> None:
@@ -146,6 +144,7 @@ class Slots:
                     pass
         finally:
             self._serving = False
+            self.waiting = bool(self._waiting or self._growing)
 
     def _grow(self, relieve: bool) -> None:
         """Enlarge the slots of frames that have outgrown theirs, as far as they fit."""

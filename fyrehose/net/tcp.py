@@ -236,7 +236,8 @@ class SessionProtocol(TwistedProtocol):
                 self.factory.mark_active(self)
             turns, share, now = self.turns, self.input_share, self.clock.seconds()
             self.heard_at = now
-            if turns.open(share) and not self.waiting_input.waits and not self.account.behind:
+            ready = turns.left > 0 and share not in turns.waiting and not self.waiting_input.waits
+            if ready and not (self.account.share.submitted and self.account.behind):
                 self.take(data)
                 turns.charge(share, self.clock.seconds() - now)
             else:

@@ -58,14 +58,15 @@ class Turns:
 
     :ivar clock: lets the reactor run between two rounds; None: the first listener sets it
     :ivar left: for how many seconds input may still be handled as it arrives before the next round
+    :ivar waiting: the works that wait, by share
     """
 
     clock: IReactorTime | None = None
     left: float = attrs.field(default=INPUT_S, init=False)
-    _queues: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
+    waiting: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
     #: what each share has paid, in bytes, whether anything of it waits or not
     _paid: dict[str, float] = attrs.field(factory=dict, init=False)
-    #: a heap of the shares in ``_queues``, but the one whose turn it is: what each had paid when it was added
+    #: a heap of the shares in ``waiting``, but the one whose turn it is: what each had paid when it was added
     _order: list[tuple[float, int, str]] = attrs.field(factory=list, init=False)
     _added: int = attrs.field(default=0, init=False)
     #: what the share whose turn was last had paid before it
@@ -80,25 +81,40 @@ class Turns:
 
     def add(self, work: TakesTurns, share: str) -> None:
         """Queue *work*, which does not wait for a turn yet, without beginning or scheduling a round."""
-        queue = self._queues.get(share)
+        queue = self.waiting.get(share)
         if queue is None:
-            queue = self._queues[share] = deque()
+            queue = self.waiting[share] = deque()
             self._pay(share, 0.0)
             self._enter(share)
         queue.append(work)
 
     def open(self, share: str) -> bool:
         """Return whether input of *share* may be handled as it arrives: it waits for nothing, and there is time."""
-        return self.left > 0 and share not in self._queues
+        return self.left > 0 and share not in self.waiting
 
     def charge(self, share: str, seconds: float) -> None:
         """Let *share* pay for *seconds* in which its input was handled as it arrived."""
         self.left -= seconds
-        if self._queues:
+        if self.waiting:
             self._pay(share, seconds * (ROUND / ROUND_S))
 
-    def run(self) -> None:
-        """Begin a round now, unless one is scheduled or running already."""
+    def run(self, work: TakesTurns | None = None, share: str = "") -> None:
+        """Begin a round now, unless one is scheduled or running already; queue *work* for it."""
+        if self.waiting or self._running or self._next_round is not None or work is None:
+            if work is not None:
+                self.add(work, share)
+            self._round()
+            return
+        # Most rounds have one turn.  While nothing waits, nobody has to pay.
+        self._running = True
+        try:
+            work.take_turn()
+        except BaseException:  # as in _round()
+            work.failed(Failure())
+        self._end_round()
+
+    def _round(self) -> None:
+        """Take turns for a round, unless one is scheduled or running already."""
         if self._running or self._next_round is not None:
             return
         self._running = True
@@ -111,7 +127,7 @@ class Turns:
                 self._enter(share)
                 continue
             self._level = paid
-            queue = self._queues[share]
+            queue = self.waiting[share]
             work = queue.popleft()
             cost = float(LEAST)
             try:
@@ -128,12 +144,15 @@ class Turns:
                 left = left - cost if now < end else 0.0
             self._pay(share, cost)
             if not queue:
-                self._queues.pop(share, None)
-            elif share in self._queues:  # the turn has not closed everything
+                self.waiting.pop(share, None)
+            elif share in self.waiting:  # the turn has not closed everything
                 self._enter(share)
+        self._end_round()
+
+    def _end_round(self) -> None:
         self._running = False
         self.left = INPUT_S
-        if self._queues:
+        if self.waiting:
             self._schedule()
         else:
             self._paid.clear()
@@ -141,7 +160,7 @@ class Turns:
 
     def close(self) -> None:
         """Forget everything that waits."""
-        self._queues.clear()
+        self.waiting.clear()
         self._order.clear()
         if self._next_round is not None:
             self._next_round.cancel()
@@ -159,8 +178,8 @@ class Turns:
 
     def _pay(self, share: str, cost: float) -> None:
         self._paid[share] = max(self._paid.get(share, 0.0), self._level) + cost
-        if len(self._paid) > MOST_IDLE + len(self._queues):
-            kept = {each: paid for each, paid in self._paid.items() if paid > self._level or each in self._queues}
+        if len(self._paid) > MOST_IDLE + len(self.waiting):
+            kept = {each: paid for each, paid in self._paid.items() if paid > self._level or each in self.waiting}
             self._paid = kept
 
     def _schedule(self) -> None:

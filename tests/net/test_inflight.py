@@ -184,7 +184,7 @@ def behind(budget: InFlight, window: int, *networks: str) -> list[Peer]:
     """Return a peer of each network, of which the first has submitted more than the journal writes in a short time."""
     budget.window = lambda: window
     found = [Peer(budget, network) for network in networks]
-    found[0].account.submit(window)
+    found[0].account.hold(window, window)
     return found
 
 
@@ -193,21 +193,21 @@ def test_input_waits_for_the_journal_except_that_of_networks_that_have_nothing_t
     waiting: list[Peer] = []
     parked = [peer.account.park(lambda peer=peer: waiting.append(peer)) for peer in (one, same, other)]  # type: ignore[misc]
     assert parked == [True, True, False]
-    one.account.settle(MIB)
+    one.account.release(MIB, MIB)
     assert waiting == [one, same]
 
 
 def test_input_waits_until_the_journal_is_less_than_a_window_behind() -> None:
     one, other = behind(InFlight(), MIB, "a", "b")
-    other.account.submit(MIB)
-    other.account.submit(MIB)
+    other.account.hold(MIB, MIB)
+    other.account.hold(MIB, MIB)
     waiting: list[str] = []
     assert one.account.park(lambda: waiting.append("a"))
-    other.account.settle(MIB)
+    other.account.release(MIB, MIB)
     assert not waiting
-    other.account.settle(MIB)
+    other.account.release(MIB, MIB)
     assert not waiting
-    one.account.settle(MIB)
+    one.account.release(MIB, MIB)
     assert waiting == ["a"]
 
 

@@ -151,7 +151,7 @@ def inflight(data: bytes) -> None:
             if account.arrived == peer.frame:
                 held.append((account, peer.frame))
                 account.complete()
-                account.submit(peer.frame)
+                account.hold(peer.frame, peer.frame)
                 peer.frame, peer.slow = 0, False
                 account.expect(0, 0)
 
@@ -162,7 +162,7 @@ def inflight(data: bytes) -> None:
             peers[-1].account = budget.account(peers[-1], peers[-1].network, peers[-1])
         elif what == 1 and held:
             account, size = held.pop(dice.below(len(held)))
-            account.settle(size)
+            account.release(size, size)
         elif what == 2:
             peer = dice.choice(peers)
             peer.slow = bool(peer.frame) and not peer.slow
@@ -183,7 +183,7 @@ def inflight(data: bytes) -> None:
     for _ in range(20 * len(peers)):
         while held:
             account, size = held.pop()
-            account.settle(size)
+            account.release(size, size)
         for peer in peers:
             peer.slow = False
             advance(peer, 100)
@@ -191,7 +191,7 @@ def inflight(data: bytes) -> None:
             peer.account.retry(now)
     assert all(peer.reads and not peer.frame for peer in peers)
     for account, size in held:
-        account.settle(size)
+        account.release(size, size)
     assert budget.submitted == budget.held == 0
 
 

@@ -316,7 +316,7 @@ MUTANTS = (
     Mutant(
         "who waits is forgotten",
         _FANOUT,
-        "self.turns.add(cursor, cursor.network)",
+        "found += waiting or ()",
         "pass",
         "tests/broker/test_fanout.py",
     ),
