@@ -44,6 +44,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "refused": 5,
     }
     made = {
+        "host": "node-1",
         "version": "1.2.3",
         "uptime": 90_061.0,
         "memory": {"resident": 50_000_000},
@@ -178,7 +179,7 @@ def test_state_of_a_subscriber_says_when_it_is_disconnected(subscriber: dict[str
 def test_stats_shows_the_whole_status() -> None:
     said = " ".join(shown(status(), "stats").split())
     for part in (
-        "fyrehose 1.2.3, up 1 d 1 h, journal writable, durability batch",
+        "fyrehose 1.2.3 on node-1, up 1 d 1 h, journal writable, durability batch",
         "commits: half within 0.25 ms, 99% within 2.5 s",
         "journal 1.0 GiB, free disk 1.0 TiB, full in 1 d 1 h",
         "memory 47.7 MiB; longest pause of the server 2 ms",
