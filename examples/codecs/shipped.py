@@ -12,7 +12,6 @@ def answer(session: LumberjackServerSession, data: bytes) -> tuple[bytes, Remote
     error = None
     for event in events_of(session, data):
         if isinstance(event, Broken):
-            session.conclude()
             error = event.error
         else:
             for message in event.payloads():

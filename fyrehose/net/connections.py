@@ -213,7 +213,7 @@ class SessionFactory(Factory):
         self._drained = Deferred()
         drained = self._drained
         for protocol in list(self.connections):
-            protocol.finish()
+            protocol.stop()
         return drained
 
     # Private.

@@ -40,7 +40,7 @@ from fyrehose.errors import (
     ReadOnly,
     RemoteProtocolError,
 )
-from fyrehose.identity import Identity
+from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISubscription
 from fyrehose.net.handshakes import Handshake
 from fyrehose.net.holding import LONGEST
@@ -371,15 +371,16 @@ class SessionProtocol(TwistedProtocol):
             self.refused(error)
             self.settled()
 
-    def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError) -> bool:
+    def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError, size: int | None = None) -> bool:
         """Store a message that was refused with *error* as a dead letter, if the option ``refused`` says so.
 
         If *runs* have several messages, publish those that are not refused, in their order; only a publish without a
         note can be split.
 
+        :param size: the size of the message, if *runs* have only its beginning
         :return: whether the messages were accepted, so that they are acknowledged
         """
-        if not letters.keeps(self.settings.refused, error):
+        if not letters.keeps(self.settings.refused, error) or not self.broker.has(Action.PUBLISH):
             return False
         if sum(map(len, runs)) > 1:
             if note is not None:
@@ -390,7 +391,7 @@ class SessionProtocol(TwistedProtocol):
             return True
         self.unsettled += 1
         try:
-            self.publisher.publish([], note, [letters.letter(self.protocol_name, runs[0], error)])
+            self.publisher.publish([], note, [letters.letter(self.protocol_name, runs[0], error, size)])
         except (PublishError, Forbidden):
             self.unsettled -= 1
             return False
@@ -547,6 +548,10 @@ class SessionProtocol(TwistedProtocol):
             self.transport.abortConnection()
 
     # Called by the factory.
+
+    def stop(self) -> None:
+        """Close the connection, because the server or its listener stops; a hook for subclasses."""
+        self.finish()
 
     def is_idle(self) -> bool:
         """Return whether the connection can be closed without interrupting the peer.

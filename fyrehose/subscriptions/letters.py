@@ -45,11 +45,14 @@ def keeps(refused: str, error: FyrehoseError) -> bool:
     return refused != CLOSE and isinstance(error, _FINAL)
 
 
-def letter(protocol: str, run: Run, error: FyrehoseError) -> Run:
-    """Return the dead letter of the only message of *run*, which was refused with *error*."""
+def letter(protocol: str, run: Run, error: FyrehoseError, size: int | None = None) -> Run:
+    """Return the dead letter of the only message of *run*, which was refused with *error*.
+
+    :param size: the size of the message, if *run* has only its beginning
+    """
     seqs = run.producer_seqs()
     payload = next(run.payloads())
-    about = f"{type(error).__name__} {len(payload)} {run.stream}"
+    about = f"{type(error).__name__} {len(payload) if size is None else size} {run.stream}"
     return Run.of(
         PREFIX + protocol,
         [payload[:MOST]],

@@ -142,19 +142,18 @@ def test_topic_is_found_at_its_path(kernel: ModuleType, document: bytes, topic: 
     assert kernel.find(document, BEAT) == topic
 
 
-def test_topic_is_searched_in_a_limited_number_of_bytes(kernel: ModuleType) -> None:
-    document = b'{"m":"' + b"x" * 100 + b'","beat":"late"}'
+def test_topic_is_found_however_late_it_is(kernel: ModuleType) -> None:
+    document = b'{"m":"' + b"\\tx" * 10_000 + b'","beat":"late"}'
     lengths = column(len(document))
-    assert kernel.split(lengths, document, ((b"beat",),), len(document)) == [(1, (b"late",), True)]
-    assert kernel.split(lengths, document, ((b"beat",),), len(document) - 3) == [(1, (None,), True)]
-    assert kernel.split(lengths, document, (), 1000) == [(1, (), True)]
+    assert kernel.split(lengths, document, ((b"beat",),)) == [(1, (b"late",), True)]
+    assert kernel.split(lengths, document, ()) == [(1, (), True)]
     assert kernel.find(document, ()) is None
 
 
 def test_split_ends_a_segment_where_the_topic_changes_or_what_is_json(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"a","x":1}', b'{"t":"b"}', b'{"t":""}', b"{}", b"", b"nonsense", b'{"t":"a"}']
     lengths = column(*map(len, documents))
-    assert kernel.split(lengths, b"".join(documents), ((b"t",),), 4096) == [
+    assert kernel.split(lengths, b"".join(documents), ((b"t",),)) == [
         (2, (b"a",), True),
         (1, (b"b",), True),
         (1, (b"",), True),
@@ -162,13 +161,13 @@ def test_split_ends_a_segment_where_the_topic_changes_or_what_is_json(kernel: Mo
         (2, (None,), False),
         (1, (b"a",), True),
     ]
-    assert kernel.split(b"", b"", ((b"t",),), 4096) == []
+    assert kernel.split(b"", b"", ((b"t",),)) == []
 
 
 def test_split_ends_a_segment_where_any_of_several_strings_changes(kernel: ModuleType) -> None:
     documents = [b'{"a":"1","b":{"c":"2"}}', b'{"b":{"c":"2"},"a":"1"}', b'{"a":"1","b":{"c":"3"}}', b'{"a":"1"}']
     paths = ((b"a",), (b"b", b"c"))
-    assert kernel.split(column(*map(len, documents)), b"".join(documents), paths, 4096) == [
+    assert kernel.split(column(*map(len, documents)), b"".join(documents), paths) == [
         (2, (b"1", b"2"), True),
         (1, (b"1", b"3"), True),
         (1, (b"1", None), True),
@@ -177,15 +176,15 @@ def test_split_ends_a_segment_where_any_of_several_strings_changes(kernel: Modul
 
 def test_split_searches_a_limited_number_of_strings(kernel: ModuleType) -> None:
     lengths = column(2)
-    assert kernel.split(lengths, b"{}", ((b"a",),) * pure.MOST_PATHS, 9) == [(1, (None,) * pure.MOST_PATHS, True)]
+    assert kernel.split(lengths, b"{}", ((b"a",),) * pure.MOST_PATHS) == [(1, (None,) * pure.MOST_PATHS, True)]
     with pytest.raises(ValueError, match="too many paths"):
-        kernel.split(lengths, b"{}", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
+        kernel.split(lengths, b"{}", ((b"a",),) * (pure.MOST_PATHS + 1))
 
 
 def test_documents_are_classified_by_their_strings_and_scattered_in_order(kernel: ModuleType) -> None:
     documents = [b'{"t":"a"}', b'{"t":"b"}', b'{"t":"a","x":1}', b"no JSON", b'{"t":"b"}', b""]
     lengths, payload = column(*map(len, documents)), b"".join(documents)
-    classes, of = kernel.classify(lengths, payload, ((b"t",),), 4096)
+    classes, of = kernel.classify(lengths, payload, ((b"t",),))
     assert (classes, of) == ([((b"a",), True), ((b"b",), True), ((None,), False)], bytes([0, 1, 0, 2, 1, 2]))
     for sequences, numbers in ((7, range(7, 13)), (pack("<6Q", 5, 4, 3, 2, 1, 1 << 63), (5, 4, 3, 2, 1, 1 << 63))):
         assert kernel.scatter(of, 4, sequences, lengths, payload) == [
@@ -197,7 +196,7 @@ def test_documents_are_classified_by_their_strings_and_scattered_in_order(kernel
             )
             for mine in ([0, 2], [1, 4], [3, 5], [])
         ]
-    assert (kernel.classify(b"", b"", ((b"t",),), 4096), kernel.scatter(b"", 0, 1, b"", b"")) == (([], b""), [])
+    assert (kernel.classify(b"", b"", ((b"t",),)), kernel.scatter(b"", 0, 1, b"", b"")) == (([], b""), [])
 
 
 def test_number_of_classes_is_limited(kernel: ModuleType) -> None:
@@ -205,11 +204,11 @@ def test_number_of_classes_is_limited(kernel: ModuleType) -> None:
 
     def classes(count: int) -> int:
         some = documents[:count]
-        return len(kernel.classify(column(*map(len, some)), b"".join(some), ((b"t",),), 99)[0])
+        return len(kernel.classify(column(*map(len, some)), b"".join(some), ((b"t",),))[0])
 
     assert [classes(pure.MOST_CLASSES), classes(pure.MOST_CLASSES + 1)] == [pure.MOST_CLASSES, 0]
     with pytest.raises(ValueError, match="too many paths"):
-        kernel.classify(b"", b"", ((b"a",),) * (pure.MOST_PATHS + 1), 9)
+        kernel.classify(b"", b"", ((b"a",),) * (pure.MOST_PATHS + 1))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,7 @@ def test_columns_that_do_not_fit_together_are_not_scattered(
 
 
 def is_json(kernel: ModuleType, document: bytes) -> bool:
-    [(count, strings, found)] = kernel.split(column(len(document)), document, (), 0)
+    [(count, strings, found)] = kernel.split(column(len(document)), document, ())
     assert (count, strings) == (1, ())
     return bool(found)
 
@@ -433,7 +432,7 @@ def test_nesting_is_followed_however_deep(kernel: ModuleType, depth: int) -> Non
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])
 def test_columns_that_do_not_add_up_are_refused_by_split(kernel: ModuleType, lengths: bytes, payload: bytes) -> None:
     with pytest.raises(ValueError, match="add up"):
-        kernel.split(lengths, payload, (BEAT,), 4096)
+        kernel.split(lengths, payload, (BEAT,))
 
 
 VALUES = st.recursive(
@@ -453,38 +452,115 @@ def test_topic_equals_the_result_of_the_json_module(value: dict[str, object], in
     assert (None if found is None else json.loads(b'"' + found + b'"')) == (wanted if isinstance(wanted, str) else None)
 
 
+KEY = bytes(range(32))
 FIELDS = (((b"id",), (b"log", b"offset")), ((b"@metadata", b"_id"),))
+NOTHING = bytes(pure.FINGERPRINT)
+
+
+def fingerprints(kernel: ModuleType, *documents: bytes, whole: bool = True, key: bytes = KEY) -> list[bytes]:
+    found = kernel.fingerprints(column(*map(len, documents)), b"".join(documents), FIELDS, whole, key)
+    return [found[at : at + pure.FINGERPRINT] for at in range(0, len(found), pure.FINGERPRINT)]
 
 
 @pytest.mark.parametrize(
-    ("document", "found"),
+    ("document", "identified"),
     [
-        (b'{"id":"a","log":{"offset":7}}', b'"a"\x007'),
-        (b' { "log" : { "file":"x" , "offset" : -7.5e3 } , "id" : "" }', b'""\x00-7.5e3'),
-        (b'{"id":"a","log":{"offset":"7"}}', b'"a"\x00"7"'),
-        (b'{"id":"a","@metadata":{"_id":"b"},"log":{"offset":7}}', b'"a"\x007'),
-        (b'{"id":"a","@metadata":{"_id":"b"}}', b'"b"'),
-        (b'{"id":"a","log":{"offset":null}}', None),
-        (b'{"id":"a","log":{"offset":[7]}}', None),
-        (b'{"id":"a","log.offset":7}', None),
-        (b'{"id":"a","log":{"offset":', None),
-        (b'{"id":"a', None),
-        (b"", None),
-        (b"[]", None),
+        (b'{"id":"a","log":{"offset":7}}', True),
+        (b' { "log" : { "file":"x" , "offset" : -7.5e3 } , "id" : "" }', True),
+        (b'{"id":"a","@metadata":{"_id":"b"}}', True),
+        (b'{"@metadata":{"_id":0}}', True),
+        (b'{"id":"a","log":{"offset":null}}', False),
+        (b'{"id":"a","log":{"offset":[7]}}', False),
+        (b'{"id":"a","log.offset":7}', False),
+        (b'{"id":"a","log":{"offset":', False),
+        (b'{"id":"a', False),
+        (b"", False),
+        (b"[]", False),
     ],
 )
-def test_identity_is_all_values_of_the_first_complete_alternative(
-    kernel: ModuleType, document: bytes, found: bytes | None
+def test_document_has_an_identity_with_all_fields_of_an_alternative(
+    kernel: ModuleType, document: bytes, identified: bool
 ) -> None:
-    lengths = column(len(document), 2, len(document))
-    assert kernel.identify(lengths, document + b"{}" + document, FIELDS) == [found, None, found]
+    first, other, again = fingerprints(kernel, document, b"{}", document)
+    assert (first == again, first != NOTHING, other) == (True, identified, NOTHING)
 
 
-def test_identify_refuses_columns_that_do_not_add_up(kernel: ModuleType) -> None:
-    assert kernel.identify(b"", b"", FIELDS) == []
+def test_order_of_members_and_blanks_do_not_change_a_fingerprint(kernel: ModuleType) -> None:
+    one, *others = fingerprints(
+        kernel,
+        b'{"id":"a","log":{"offset":7,"x":[{"p":1,"q":2},2]}}',
+        b'{ "log": {"x":[ {"q":2, "p":1}, 2], "offset":7}, "id":"a" }',
+        b'{"log":{"offset":7,"x":[{"p":1,"q":2},2]},"id":"a"}',
+    )
+    assert others == [one, one]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b'{"id":"a","log":{"offset":7,"x":[2,1]},"y":{}}',  # the order of a list
+        b'{"id":"a","log":{"offset":7,"x":[1,2]},"y":[]}',
+        b'{"id":"a","log":{"offset":7.0,"x":[1,2]},"y":{}}',  # a number, as it is written
+        b'{"id":"a","log":{"offset":"7","x":[1,2]},"y":{}}',
+        b'{"id":"a","log":{"offset":7,"x":[1,2]},"y":{},"y":{}}',  # a repeated key
+        b'{"id":"a","log":{"offset":7,"x":[1,2],"y":{}}}',  # in another object
+        b'{"id":"a","log":{"offset":7,"x":[12]},"y":{}}',
+        b'{"id":"\\u0061","log":{"offset":7,"x":[1,2]},"y":{}}',  # an escape
+        b'{"id":"a","log":{"offset":7,"x":[1,2]},"y":null}',
+    ],
+)
+def test_any_other_difference_changes_a_fingerprint(kernel: ModuleType, other: bytes) -> None:
+    one, another = fingerprints(kernel, b'{"id":"a","log":{"offset":7,"x":[1,2]},"y":{}}', other)
+    assert NOTHING != one != another != NOTHING
+    assert fingerprints(kernel, other, key=bytes(32)) != [another], "nobody can compute it without the key"
+
+
+def test_members_that_change_places_between_equal_keys_change_a_fingerprint(kernel: ModuleType) -> None:
+    one, two = fingerprints(
+        kernel,
+        b'{"@metadata":{"_id":1},"a":{"x":1},"a":{"y":2}}',
+        b'{"@metadata":{"_id":1},"a":{"x":1,"y":2},"a":{}}',
+    )
+    assert one != two
+
+
+def test_fields_alone_identify_documents_that_differ_elsewhere(kernel: ModuleType) -> None:
+    documents = (
+        b'{"id":"a","log":{"offset":7},"t":1}',
+        b'{"t":2,"log":{"offset":7},"id":"a"}',
+        b'{"id":"a","log":{"offset":8}}',
+    )
+    one, same, other = fingerprints(kernel, *documents, whole=False)
+    assert one == same != other
+
+
+def test_long_documents_have_fingerprints(kernel: ModuleType) -> None:
+    parts = [b'"id":"a"', b'"log":{"offset":7}', b'"message":"' + b"x" * 200_000 + b'"']
+    one, same = fingerprints(kernel, b"{" + b",".join(parts) + b"}", b"{" + b",".join(parts[::-1]) + b"}")
+    assert one == same != NOTHING
+
+
+def test_fingerprints_refuse_wrong_columns_and_paths(kernel: ModuleType) -> None:
+    assert kernel.fingerprints(b"", b"", FIELDS, True, KEY) == b""
     for lengths, payload in [(column(3), b"{}"), (b"\2\0\0", b"{}")]:
         with pytest.raises(ValueError, match="lengths"):
-            kernel.identify(lengths, payload, FIELDS)
+            kernel.fingerprints(lengths, payload, FIELDS, True, KEY)
+    for alternatives, key in [((), KEY), ((((b"a",),) * 9,), KEY), ((((b"a",) * 9,),), KEY), (FIELDS, b"short")]:
+        with pytest.raises(ValueError, match=r"keys|paths"):
+            kernel.fingerprints(column(2), b"{}", alternatives, True, key)
+
+
+def test_table_returns_the_group_of_each_fingerprint_and_keeps_living_groups(kernel: ModuleType) -> None:
+    found = [b"".join(fingerprints(kernel, *(b'{"@metadata":{"_id":%d}}' % n for n in some))) for some in ([1, 2], [3])]
+    slots = bytearray(4 * pure.SLOT)
+    assert kernel.recall(bytearray(), found[0]) == b""
+    assert [kernel.remember(slots, each, group) for group, each in enumerate(found, 7)] == [2, 1]
+    assert kernel.remember(slots, found[1] + NOTHING, 8) == 0
+    assert kernel.recall(slots, found[1] + NOTHING + found[0]) == column(8, 0, 7, 7)
+    assert kernel.recall(slots, b"".join(fingerprints(kernel, b'{"@metadata":{"_id":4}}'))) == b""
+    target = bytearray(3 * pure.SLOT)
+    assert kernel.retain(slots, target, column(0, 1), 7) == 1
+    assert kernel.recall(target, found[0] + found[1]) == column(0, 0, 1)
 
 
 #: Mostly valid frames, with some invalid ones among them.
@@ -522,25 +598,20 @@ def test_native_scan_equals_pure_scan(data: bytes, largest: int, most: int, most
         max_size=6,
     ),
     st.lists(st.sampled_from([(), (b"a",), (b"a", b"b"), (b"",)]), max_size=3).map(tuple),
-    st.integers(0, 40),
 )
 @settings(max_examples=500, deadline=None)
-def test_native_split_equals_pure_split(
-    documents: list[bytes], paths: tuple[tuple[bytes, ...], ...], most: int
-) -> None:
+def test_native_split_equals_pure_split(documents: list[bytes], paths: tuple[tuple[bytes, ...], ...]) -> None:
     lengths, payload = column(*map(len, documents)), b"".join(documents)
-    wanted = pure.split(lengths, payload, paths, most)
-    assert native.split(lengths, payload, paths, most) == wanted
-    classes, of = pure.classify(lengths, payload, paths, most)
-    assert native.classify(lengths, payload, paths, most) == (classes, of)
+    wanted = pure.split(lengths, payload, paths)
+    assert native.split(lengths, payload, paths) == wanted
+    classes, of = pure.classify(lengths, payload, paths)
+    assert native.classify(lengths, payload, paths) == (classes, of)
     parted = pure.scatter(of, len(classes), 3, lengths, payload)
     assert native.scatter(of, len(classes), 3, lengths, payload) == parted
     assert sum(count for count, *_ in wanted) == len(documents)
     for document in documents:
         for path in paths:
             assert native.find(document, path) == pure.find(document, path)
-    alternatives = tuple((path,) for path in paths)
-    assert native.identify(lengths, payload, alternatives) == pure.identify(lengths, payload, alternatives)
 
 
 @only_native
@@ -579,17 +650,22 @@ PATHS = st.sampled_from(
 
 
 @only_native
-@given(st.lists(TEXTS, max_size=5), st.lists(PATHS, max_size=4).map(tuple), st.integers(0, 400))
-@example(['{"a":{"x":1},"b":{"b":"late"}}'], ((b"a", b"b"),), 100)
-@example(['{"a":1,"a":{"b":"second"}}', '{"a":{"b":1,"b":"c"}}'], ((b"a", b"b"),), 100)
-@example(['{"a":[{"b":"c"}]}', '[{"a":{"b":"c"}}]'], ((b"a", b"b"), (b"b",)), 100)
-@example(['{"a":"x"}'], ((b"a",), (b'a":"x',)), 8)
+@given(st.lists(TEXTS, max_size=5), st.lists(PATHS, max_size=4).map(tuple))
+@example(['{"a":{"x":1},"b":{"b":"late"}}'], ((b"a", b"b"),))
+@example(['{"a":1,"a":{"b":"second"}}', '{"a":{"b":1,"b":"c"}}'], ((b"a", b"b"),))
+@example(['{"a":[{"b":"c"}]}', '[{"a":{"b":"c"}}]'], ((b"a", b"b"), (b"b",)))
+@example(['{"a":"x"}'], ((b"a",), (b'a":"x',)))
 @settings(max_examples=1000, deadline=None)
 def test_strings_of_json_texts_are_found_in_the_pass_that_checks_them(
-    texts: list[str], paths: tuple[tuple[bytes, ...], ...], most: int
+    texts: list[str], paths: tuple[tuple[bytes, ...], ...]
 ) -> None:
     documents = [text.encode() for text in texts]
     lengths, payload = column(*map(len, documents)), b"".join(documents)
-    wanted = pure.split(lengths, payload, paths, most)
-    assert native.split(lengths, payload, paths, most) == wanted
+    wanted = pure.split(lengths, payload, paths)
+    assert native.split(lengths, payload, paths) == wanted
+    if len(paths) > 0 and all(len(path) <= pure.MOST_KEYS and b'"' not in b"".join(path) for path in paths):
+        for whole in (True, False):
+            alternatives = tuple((path,) for path in paths)
+            made = [each.fingerprints(lengths, payload, alternatives, whole, KEY) for each in (pure, native)]
+            assert made[0] == made[1]
     assert all(is_json for *_, is_json in wanted)

@@ -4,13 +4,13 @@ Ordinary texts, such as most log events, are ASCII without control characters an
 deeply.  Bit masks of 64 bytes show their quotes, so strings are skipped without a loop over their bytes, and only the
 bytes outside of strings, and the opening quotes, are looked at.  On processors without SSE2 no text is ordinary.
 
-The same pass finds values by the keys that lead to them: it knows which strings are keys, and how deep they are.
+The same pass finds values by the keys that lead to them, as the exact check does.
 """
 
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
-from fyrehose.kernels.native.jsontext cimport after_scalar
+from fyrehose.kernels.native.jsontext cimport Search, after_scalar, begin_search, note_key
 
 cdef extern from *:
     """
@@ -55,8 +55,6 @@ cdef enum:
     BLOCK = 64
     #: the deepest nesting of an ordinary text: one bit each in a word
     LEVELS = 63
-    #: the most keys of a path
-    MOST_KEYS = 8
 
 cdef enum Awaited:
     VALUE  # a value
@@ -130,66 +128,6 @@ cdef inline bint follows(Progress* progress, const uint8_t* at, const uint8_t* e
     return progress.parsed != NULL
 
 
-cdef struct Path:
-    int count
-    const char* keys[MOST_KEYS]  # as they are written, without a quote in them
-    Py_ssize_t sizes[MOST_KEYS]
-    int level  # how many keys led to the present object; -1: the search has ended
-    const uint8_t* value  # the first byte of the value; NULL: it is not found
-
-
-cdef struct Search:
-    Path* paths
-    int count
-    const uint8_t* limit  # keys behind it are not looked at
-
-
-cdef inline int begin_search(Search* search) noexcept nogil:
-    """Begin with a text; return what :func:`note_key` does."""
-    cdef int k
-    for k in range(search.count):
-        search.paths[k].level, search.paths[k].value = (0 if search.paths[k].count else -1), NULL
-    return search.count > 0
-
-
-cdef inline const uint8_t* value_after(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Return the first byte of the value after the colon that follows, or *end* if there is none."""
-    while at < end and (at[0] == 0x20 or at[0] == 0x09 or at[0] == 0x0A or at[0] == 0x0D or at[0] == 0x3A):
-        at += 1
-    return at
-
-
-cdef inline int note_key(Search* search, int depth, const uint8_t* key, const uint8_t* end) noexcept nogil:
-    """Follow the paths along the key that begins with the quote at *key*, in an object at *depth*.
-
-    Return the deepest object in which one of them needs the next key; 0 if none does.
-    """
-    cdef int k, deepest = 0
-    cdef Py_ssize_t size
-    cdef Path* path
-    cdef const uint8_t* value
-    for k in range(search.count if key < search.limit else 0):
-        path = &search.paths[k]
-        if depth <= path.level:
-            path.level = -1  # the object with the next key has ended, and of equal keys the first counts
-        if path.level < 0:
-            continue
-        if depth == path.level + 1:
-            size = path.sizes[path.level]
-            if end - key > size + 1 and key[size + 1] == 0x22 and memcmp(key + 1, path.keys[path.level], size) == 0:
-                value = value_after(key + size + 2, end)
-                if path.level + 1 == path.count:
-                    path.value = value if value < end else NULL
-                    path.level = -1
-                    continue
-                if value == end or value[0] != 0x7B:
-                    path.level = -1
-                    continue
-                path.level += 1
-        deepest = max(deepest, path.level + 1)
-    return deepest
-
-
 cdef inline bint is_ordinary_json(const uint8_t* begin, const uint8_t* end, Search* search) noexcept nogil:
     """Return True if the bytes are an ordinary JSON text, and False if they may or may not be a JSON text.
 
@@ -222,7 +160,7 @@ cdef inline bint is_ordinary_json(const uint8_t* begin, const uint8_t* end, Sear
             if not follows(&progress, at, end):
                 return False
             if rarely(progress.depth <= deepest and progress.awaited == COLON):
-                deepest = note_key(search, progress.depth, at, end)
+                deepest = note_key(search, progress.depth, at, NULL, end)
             places &= places - 1
         block += BLOCK
     return progress.awaited == NEXT and not progress.depth and not carry

@@ -1,4 +1,7 @@
-"""Check that bytes are one JSON text (RFC 8259) in UTF-8, without building any object; nesting is limited."""
+"""Check that bytes are one JSON text (RFC 8259) in UTF-8, without building any object; nesting is limited.
+
+The same pass finds values by the keys that lead to them: it knows which strings are keys, and how deep they are.
+"""
 
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcmp, memcpy
@@ -22,6 +25,8 @@ cdef enum:
     #: the deepest nesting of lists and objects: one bit each in so many words
     WORDS = 8
     MOST_DEPTH = 512
+    #: the most keys of a path
+    MOST_KEYS = 8
 
 
 cdef inline const uint8_t* after_blank(const uint8_t* at, const uint8_t* end) noexcept nogil:
@@ -146,20 +151,90 @@ cdef inline const uint8_t* after_scalar(const uint8_t* at, const uint8_t* end) n
     return NULL
 
 
-cdef inline const uint8_t* after_key(const uint8_t* at, const uint8_t* end) noexcept nogil:
+cdef struct Path:
+    int count
+    const char* keys[MOST_KEYS]  # as they are written, without a quote in them
+    Py_ssize_t sizes[MOST_KEYS]
+    int level  # how many keys led to the present object; -1: the search has ended
+    const uint8_t* value  # the first byte of the value; NULL: it is not found
+
+
+cdef struct Search:
+    Path* paths
+    int count
+
+
+cdef inline int begin_search(Search* search) noexcept nogil:
+    """Begin with a text; return what :func:`note_key` does."""
+    cdef int k
+    for k in range(search.count):
+        search.paths[k].level, search.paths[k].value = (0 if search.paths[k].count else -1), NULL
+    return search.count > 0
+
+
+cdef inline const uint8_t* value_after(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return the first byte of the value after the colon that follows, or *end* if there is none."""
+    while at < end and (at[0] == 0x20 or at[0] == 0x09 or at[0] == 0x0A or at[0] == 0x0D or at[0] == 0x3A):
+        at += 1
+    return at
+
+
+cdef inline int note_key(
+    Search* search, int depth, const uint8_t* key, const uint8_t* close, const uint8_t* end
+) noexcept nogil:
+    """Follow the paths along the key that begins with the quote at *key*, in an object at *depth*.
+
+    *close* is its closing quote; NULL if the text has no escapes, so that the next quote closes it.  Return the deepest
+    object in which one of them needs the next key; 0 if none does.
+    """
+    cdef int k, deepest = 0
+    cdef Py_ssize_t size
+    cdef Path* path
+    cdef const uint8_t* value
+    for k in range(search.count):
+        path = &search.paths[k]
+        if depth <= path.level:
+            path.level = -1  # the object with the next key has ended, and of equal keys the first counts
+        if path.level < 0:
+            continue
+        if depth == path.level + 1:
+            size = path.sizes[path.level]
+            if close != NULL and close - key - 1 != size:
+                pass
+            elif end - key > size + 1 and key[size + 1] == 0x22 and memcmp(key + 1, path.keys[path.level], size) == 0:
+                value = value_after(key + size + 2, end)
+                if path.level + 1 == path.count:
+                    path.value = value if value < end else NULL
+                    path.level = -1
+                    continue
+                if value == end or value[0] != 0x7B:
+                    path.level = -1
+                    continue
+                path.level += 1
+        deepest = max(deepest, path.level + 1)
+    return deepest
+
+
+cdef inline const uint8_t* after_key(
+    const uint8_t* at, const uint8_t* end, Search* search, int depth, int* deepest
+) noexcept nogil:
     """Return the position behind the colon of the key at *at*; NULL if there is no key."""
-    at = after_blank(at, end)
+    cdef const uint8_t* key
+    at = key = after_blank(at, end)
     if at == end or at[0] != 0x22:
         return NULL
     at = after_string(at, end)
     if at == NULL:
         return NULL
+    if depth <= deepest[0]:
+        deepest[0] = note_key(search, depth, key, at - 1, end)
     at = after_blank(at, end)
     return at + 1 if at < end and at[0] == 0x3A else NULL
 
 
-cdef inline bint is_json(const uint8_t* at, const uint8_t* end) noexcept nogil:
-    """Return whether the bytes are one JSON text, nested at most MOST_DEPTH deep."""
+cdef inline bint is_json(const uint8_t* at, const uint8_t* end, Search* search) noexcept nogil:
+    """Return whether the bytes are one JSON text, nested at most MOST_DEPTH deep; find the values of *search*."""
+    cdef int deepest = begin_search(search)
     cdef uint64_t objects[WORDS]  # a bit for each level: whether it is an object
     cdef uint64_t bit
     cdef int depth = 0
@@ -182,7 +257,7 @@ cdef inline bint is_json(const uint8_t* at, const uint8_t* end) noexcept nogil:
             else:
                 depth += 1
                 if is_object:
-                    at = after_key(at, end)
+                    at = after_key(at, end, search, depth, &deepest)
                     if at == NULL:
                         return False
                 continue
@@ -200,7 +275,7 @@ cdef inline bint is_json(const uint8_t* at, const uint8_t* end) noexcept nogil:
             if at[0] == 0x2C:
                 at += 1
                 if is_object:
-                    at = after_key(at, end)
+                    at = after_key(at, end, search, depth, &deepest)
                     if at == NULL:
                         return False
                 break

@@ -3,10 +3,12 @@
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcmp, memcpy
 
-from fyrehose.kernels.native.jsonblocks cimport MOST_KEYS, Path, Search, is_ordinary_json
-from fyrehose.kernels.native.jsontext cimport first_high, is_json
+from fyrehose.kernels.native.jsonblocks cimport is_ordinary_json
+from fyrehose.kernels.native.jsontext cimport (
+    MOST_DEPTH, MOST_KEYS, Path, Search, begin_search, first_high, is_json, note_key
+)
 from fyrehose.kernels.native.wire cimport get32, put32
 
 # version (1), type (1), sequence (4), length (4)
@@ -248,57 +250,287 @@ cdef const uint8_t* scalar_end(const uint8_t* at, const uint8_t* end) noexcept n
     return at if at > begin else NULL
 
 
-def identify(lengths, payload, tuple alternatives not None):
+cdef extern from *:
+    """
+    #include <stdint.h>
+    /* Multiply two words, and combine the halves of the product. */
+    static inline uint64_t multiplied(uint64_t a, uint64_t b) {
+    #if defined(__SIZEOF_INT128__)
+        unsigned __int128 product = (unsigned __int128)a * b;
+        return (uint64_t)product ^ (uint64_t)(product >> 64);
+    #else
+        uint64_t low = (uint32_t)a * (uint64_t)(uint32_t)b, high = (a >> 32) * (b >> 32);
+        uint64_t one = (a >> 32) * (uint32_t)b, two = (b >> 32) * (uint32_t)a;
+        uint64_t middle = (low >> 32) + (uint32_t)one + (uint32_t)two;
+        return ((middle << 32) | (uint32_t)low) ^ (high + (one >> 32) + (two >> 32) + (middle >> 32));
+    #endif
+    }
+    static inline uint64_t high_half(uint64_t a, uint64_t b) {
+    #if defined(__SIZEOF_INT128__)
+        return (uint64_t)(((unsigned __int128)a * b) >> 64);
+    #else
+        uint64_t low = (uint32_t)a * (uint64_t)(uint32_t)b;
+        uint64_t one = (a >> 32) * (uint32_t)b, two = (b >> 32) * (uint32_t)a;
+        return (a >> 32) * (b >> 32) + (one >> 32) + (two >> 32)
+            + (((low >> 32) + (uint32_t)one + (uint32_t)two) >> 32);
+    #endif
+    }
+    """
+    uint64_t multiplied(uint64_t a, uint64_t b) noexcept nogil
+    uint64_t high_half(uint64_t a, uint64_t b) noexcept nogil
+
+
+cdef struct Hash:
+    uint64_t a
+    uint64_t b
+
+
+cdef struct Level:
+    Hash sum
+    Hash key
+    bint is_object
+    bint has_key
+
+
+cdef enum:
+    #: bytes of a fingerprint, and of a slot: a fingerprint and the number of a group
+    FINGERPRINT = 12
+    SLOT = 16
+
+
+cdef inline Hash mixed(Hash one, Hash two, const uint64_t* seed) noexcept nogil:
+    cdef Hash result
+    result.a = multiplied(one.a ^ seed[0], two.a ^ seed[1])
+    result.b = multiplied(one.b ^ seed[2], two.b ^ seed[3])
+    return result
+
+
+cdef inline Hash hash_of(const uint8_t* at, Py_ssize_t size, const uint64_t* seed) noexcept nogil:
+    """Return the hash of a scalar as it is written."""
+    cdef uint64_t one = 0, two = 0
+    cdef Py_ssize_t left = size
+    cdef Hash result
+    result.a, result.b = seed[0] ^ <uint64_t>size, seed[1] + <uint64_t>size
+    while left > 16:
+        memcpy(&one, at, 8)
+        memcpy(&two, at + 8, 8)
+        result.a = multiplied(one ^ seed[2], two ^ result.a)
+        result.b = multiplied(one ^ result.b, two ^ seed[3])
+        at += 16
+        left -= 16
+    # The last words overlap those before, or each other.
+    if size >= 16:
+        memcpy(&one, at + left - 16, 8)
+        memcpy(&two, at + left - 8, 8)
+    elif size >= 8:
+        memcpy(&one, at, 8)
+        memcpy(&two, at + size - 8, 8)
+    elif size >= 4:
+        memcpy(&one, at, 4)
+        memcpy(&two, at + size - 4, 4)
+    elif size:
+        one = at[0] | <uint64_t>at[size >> 1] << 8 | <uint64_t>at[size - 1] << 16
+    result.a = multiplied(one ^ seed[2], two ^ result.a)
+    result.b = multiplied(one ^ result.b, two ^ seed[3])
+    return result
+
+
+cdef inline const uint8_t* plain_end(const uint8_t* at, const uint8_t* end) noexcept nogil:
+    """Return the end of the number or word at *at*."""
+    while at < end and not (is_blank(at[0]) or at[0] == COMMA or at[0] == CLOSE_LIST or at[0] == CLOSE_OBJECT):
+        at += 1
+    return at
+
+
+cdef bint digest(
+    const uint8_t* at, const uint8_t* end, Search* search, const uint64_t* seed, Level* levels, Hash* result
+) noexcept nogil:
+    """Compute the hash of a JSON text, which the order of members does not change; return False if it is no JSON text.
+
+    An object is the sum of its members, a list the sequence of its items; equal keys and the form of numbers count.
+    """
+    cdef int depth = 0, deepest = begin_search(search)
+    cdef Level* top = NULL
+    cdef Hash value, kind
+    cdef const uint8_t* close
+    while at < end:
+        if at[0] == QUOTE:
+            close = string_end(at, end)
+            if close == NULL:
+                return False
+            value = hash_of(at, close + 1 - at, seed)
+            if depth and top.is_object and not top.has_key:
+                if depth <= deepest:
+                    deepest = note_key(search, depth, at, close, end)
+                top.key, top.has_key = value, True
+                at = close + 1
+                continue
+            at = close + 1
+        elif at[0] == OPEN_OBJECT or at[0] == OPEN_LIST:
+            if depth == MOST_DEPTH:
+                return False
+            top = &levels[depth]
+            depth += 1
+            top.is_object, top.has_key = at[0] == OPEN_OBJECT, False
+            top.sum.a = top.sum.b = 0
+            at += 1
+            continue
+        elif at[0] == CLOSE_OBJECT or at[0] == CLOSE_LIST:
+            if not depth:
+                return False
+            kind.a = kind.b = at[0]
+            value = mixed(top.sum, kind, seed)
+            depth -= 1
+            top = &levels[depth - 1] if depth else NULL
+            at += 1
+        elif is_blank(at[0]) or at[0] == COMMA or at[0] == COLON:
+            at += 1
+            continue
+        else:
+            close = plain_end(at, end)
+            value = hash_of(at, close - at, seed)
+            at = close
+        if not depth:
+            result[0] = value
+            return True
+        if top.is_object:
+            value = mixed(top.key, value, seed)
+            top.sum.a += value.a
+            top.sum.b += value.b
+            top.has_key = False
+        else:
+            top.sum = mixed(top.sum, value, seed)
+    return False
+
+
+cdef bint identity_of(const Path* paths, int count, const uint8_t* end, const uint64_t* seed, Hash* result) noexcept nogil:
+    """Combine the strings or numbers at *paths*; return False if one of them is missing."""
+    cdef const uint8_t* value
+    cdef const uint8_t* close
+    cdef int k
+    result.a = result.b = 0
+    for k in range(count):
+        value = paths[k].value
+        close = value if value == NULL else scalar_end(value, end)
+        if close == NULL:
+            return False
+        result[0] = mixed(result[0], hash_of(value, close - value, seed), seed)
+    return count > 0
+
+
+def fingerprints(lengths, payload, tuple alternatives not None, bint whole, const uint8_t[::1] key not None):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
     cdef Py_ssize_t count = check(sizes, source.shape[0])
     cdef const uint8_t* at = &source[0] if source.shape[0] else NULL
-    cdef const uint8_t* end = at
     cdef uint32_t size = 0
     cdef Py_ssize_t i
-    cdef tuple paths
-    cdef list found = []
-    cdef bytes values
+    cdef int begin, k
+    cdef uint64_t seed[4]
+    cdef Path followed[MOST_PATHS]
+    cdef Search search
+    cdef Hash value, identity
+    cdef tuple each, paths = sum(alternatives, ())
+    if not 0 < len(paths) <= MOST_PATHS or key.shape[0] != 32:
+        raise ValueError(f"expected 1 to {MOST_PATHS} paths, and a key of 32 bytes")
+    memcpy(seed, &key[0], 32)
+    prepare(&search, followed, paths)
+    if not search.count:
+        raise ValueError(f"a path has more than {MOST_KEYS} keys, or a key has a quote")
+    cdef list ends = [len(each) for each in alternatives]
+    cdef bytes found = bytes(FINGERPRINT * count)
+    cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(found)
+    cdef Level levels[MOST_DEPTH]
     for i in range(count):
         memcpy(&size, &sizes[4 * i], 4)
-        values = None
-        if size:
-            end = at + size
-            for paths in alternatives:
-                values = values_of(at, end, paths)
-                if values is not None:
+        if size and digest(at, at + size, &search, seed, levels, &value):
+            begin = 0
+            for k in ends:
+                if identity_of(followed + begin, k, at + size, seed, &identity):
+                    if whole:
+                        identity = value
+                    memcpy(out, &identity.a, 8)
+                    memcpy(out + 8, &identity.b, 4)
+                    if not out[0] and not any_byte(out):
+                        out[0] = 1  # 0 stands for a document without an identity
                     break
-            at = end
-        found.append(values)
+                begin += k
+        out += FINGERPRINT
+        at += size
     return found
 
 
-cdef bytes values_of(const uint8_t* begin, const uint8_t* end, tuple paths):
-    """Return the strings or numbers at all of ``paths``, separated by NUL; None if one is missing."""
-    cdef const uint8_t* starts[MOST_PATHS]
-    cdef Py_ssize_t lengths[MOST_PATHS]
-    cdef const uint8_t* close
-    cdef Py_ssize_t k, total = 0, wanted = len(paths)
-    cdef bytes values
-    cdef uint8_t* out
-    if not 0 < wanted <= MOST_PATHS:
-        raise ValueError("no paths, or too many")
-    for k in range(wanted):
-        starts[k] = value_at(begin, end, <tuple>paths[k])
-        close = NULL if starts[k] == NULL else scalar_end(starts[k], end)
-        if close == NULL:
-            return None
-        lengths[k] = close - starts[k]
-        total += lengths[k] + 1
-    values = PyBytes_FromStringAndSize(NULL, total - 1)
-    out = <uint8_t*>PyBytes_AS_STRING(values)
-    for k in range(wanted):
-        if k:
-            out[0] = 0
-            out += 1
-        memcpy(out, starts[k], lengths[k])
-        out += lengths[k]
-    return values
+cdef inline bint any_byte(const uint8_t* at) noexcept nogil:
+    """Return whether a fingerprint has any byte that is not 0."""
+    cdef int k
+    for k in range(FINGERPRINT):
+        if at[k]:
+            return True
+    return False
+
+
+cdef inline uint8_t* slot_of(uint8_t* slots, uint64_t count, const uint8_t* fingerprint) noexcept nogil:
+    """Return the slot that has *fingerprint*, or the free one that it would take; one must be free."""
+    cdef uint64_t begin = 0, at
+    cdef uint32_t group = 0
+    memcpy(&begin, fingerprint, 8)
+    at = high_half(begin, count)
+    while True:
+        memcpy(&group, slots + SLOT * at + FINGERPRINT, 4)
+        if not group or memcmp(slots + SLOT * at, fingerprint, FINGERPRINT) == 0:
+            return slots + SLOT * at
+        at += 1
+        if at == count:
+            at = 0
+
+
+def remember(uint8_t[::1] slots not None, const uint8_t[::1] found not None, uint32_t group):
+    cdef Py_ssize_t i, count = slots.shape[0] // SLOT, used = 0
+    cdef uint32_t before = 0
+    cdef uint8_t* slot
+    for i in range(found.shape[0] // FINGERPRINT):
+        if not any_byte(&found[FINGERPRINT * i]):
+            continue
+        slot = slot_of(&slots[0], count, &found[FINGERPRINT * i])
+        memcpy(&before, slot + FINGERPRINT, 4)
+        used += not before
+        memcpy(slot, &found[FINGERPRINT * i], FINGERPRINT)
+        memcpy(slot + FINGERPRINT, &group, 4)
+    return used
+
+
+def recall(uint8_t[::1] slots not None, const uint8_t[::1] found not None):
+    cdef Py_ssize_t i, count = slots.shape[0] // SLOT, wanted = found.shape[0] // FINGERPRINT
+    cdef bytes groups = bytes(4 * wanted)
+    cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(groups)
+    cdef bint any_found = False
+    cdef uint32_t group = 0
+    for i in range(wanted if count else 0):
+        if any_byte(&found[FINGERPRINT * i]):
+            memcpy(&group, slot_of(&slots[0], count, &found[FINGERPRINT * i]) + FINGERPRINT, 4)
+            if group:
+                any_found = True
+                memcpy(out + 4 * i, &group, 4)
+    return groups if any_found else b""
+
+
+def retain(
+    const uint8_t[::1] slots not None, uint8_t[::1] target not None, const uint8_t[::1] numbers not None, uint32_t first
+):
+    cdef Py_ssize_t i, count = slots.shape[0] // SLOT, used = 0
+    cdef uint32_t group = 0, number = 0
+    cdef uint8_t* slot
+    for i in range(count):
+        memcpy(&group, &slots[SLOT * i + FINGERPRINT], 4)
+        if group < first or group - first >= numbers.shape[0] // 4:
+            continue
+        memcpy(&number, &numbers[4 * (group - first)], 4)
+        if number:
+            slot = slot_of(&target[0], target.shape[0] // SLOT, &slots[SLOT * i])
+            memcpy(slot, &slots[SLOT * i], FINGERPRINT)
+            memcpy(slot + FINGERPRINT, &number, 4)
+            used += 1
+    return used
 
 
 def find(const uint8_t[::1] document not None, tuple path not None):
@@ -329,34 +561,31 @@ cdef int prepare(Search* search, Path* followed, tuple paths) except -1:
 cdef int strings_of(
     const uint8_t* at,
     Py_ssize_t size,
-    Py_ssize_t most,
     tuple paths,
     Search* search,
     const uint8_t** found,
     Py_ssize_t* found_sizes,
 ) except -1:
     """Find the string at each of *paths* in a document, NULL if there is none; return whether the document is JSON."""
-    cdef const uint8_t* limit = at + min(size, most)
+    cdef const uint8_t* end = at + size
     cdef const uint8_t* value
     cdef const uint8_t* close
     cdef Py_ssize_t k, wanted = len(paths)
-    cdef bint ordinary
-    search.limit = limit
-    ordinary = is_ordinary_json(at, at + size, search)
+    cdef bint parses = is_ordinary_json(at, end, search) or is_json(at, end, search)
     for k in range(wanted):
         found[k], found_sizes[k] = NULL, 0
-        if ordinary and search.count == wanted:
+        if parses and search.count == wanted:
             value = search.paths[k].value
-            if value != NULL and value < limit and value[0] == QUOTE:
-                close = <const uint8_t*>memchr(value + 1, QUOTE, limit - value - 1)
+            if value != NULL and value[0] == QUOTE:
+                close = string_end(value, end)
                 if close != NULL:
                     found[k], found_sizes[k] = value + 1, close - value - 1
         elif size:
-            found[k] = locate(at, limit, <tuple>paths[k], &found_sizes[k])
-    return ordinary or is_json(at, at + size)
+            found[k] = locate(at, end, <tuple>paths[k], &found_sizes[k])
+    return parses
 
 
-def split(lengths, payload, tuple paths not None, Py_ssize_t most):
+def split(lengths, payload, tuple paths not None):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
     cdef Py_ssize_t count = check(sizes, source.shape[0])
@@ -381,7 +610,7 @@ def split(lengths, payload, tuple paths not None, Py_ssize_t most):
     prepare(&search, followed, paths)
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        alike = strings_of(at, size, most, paths, &search, found, found_sizes)
+        alike = strings_of(at, size, paths, &search, found, found_sizes)
         if held and (alike != parses or not equal(strings, string_sizes, found, found_sizes, wanted)):
             segments.append((held, texts(strings, string_sizes, wanted), parses))
             held = 0
@@ -404,7 +633,7 @@ cdef tuple texts(const uint8_t** strings, Py_ssize_t* sizes, Py_ssize_t count):
     )
 
 
-def classify(lengths, payload, tuple paths not None, Py_ssize_t most):
+def classify(lengths, payload, tuple paths not None):
     cdef const uint8_t[::1] sizes = memoryview(lengths).cast("B")
     cdef const uint8_t[::1] source = memoryview(payload).cast("B")
     cdef Py_ssize_t count = check(sizes, source.shape[0])
@@ -430,7 +659,7 @@ def classify(lengths, payload, tuple paths not None, Py_ssize_t most):
     prepare(&search, followed, paths)
     for i in range(count):
         memcpy(&size, length + 4 * i, 4)
-        alike = strings_of(at, size, most, paths, &search, found, found_sizes)
+        alike = strings_of(at, size, paths, &search, found, found_sizes)
         g = 0
         while g < classes and not (parses[g] == alike and equal(strings[g], string_sizes[g], found, found_sizes, wanted)):
             g += 1

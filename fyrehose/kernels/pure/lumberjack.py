@@ -4,8 +4,8 @@ The layout of a J frame, in network byte order::
 
     version u8 | "J" u8 | sequence u32 | length of the document u32 | document
 
-The topic of an event is a field of its document.  The search for it reads a bounded number of bytes, never decodes the
-document, and assumes nothing about its content.
+The topic of an event is a field of its document.  The search for it never decodes the document, and assumes nothing
+about its content.  The fingerprint of an event is a hash of its document that the order of members does not change.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 #: Limit of the number of strings that are searched in a document.
 MOST_PATHS = 8
+
+#: Limit of the number of keys of a path whose value identifies a document.
+MOST_KEYS = 8
+#: Bytes of a fingerprint, and of a slot of a table of fingerprints.
+FINGERPRINT, SLOT = 12, 16
+_WORD = (1 << 64) - 1
+_WORDS = Struct("<QQ")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]|[^][{}",:\s]+', re.DOTALL)
 
 #: Limit of the number of classes of a column's documents.
 MOST_CLASSES = 64
@@ -94,10 +102,10 @@ def frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:
     return b"".join(parts)
 
 
-def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int) -> list[Segment]:
+def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]) -> list[Segment]:
     """Split a column into segments of documents that have the same strings, and are all JSON or all not JSON.
 
-    The string at each of *paths* is the result of :func:`find` in the first *most* bytes of a document.
+    The string at each of *paths* is the result of :func:`find`.
 
     :return: for each segment: the number of documents, the strings as they stand between their quotes or None, and
         whether each document
@@ -110,7 +118,7 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
     segments: list[Segment] = []
     for begin, end in places(lengths, payload):
         document = whole[begin:end]
-        found = tuple(find(document[:most], path) for path in paths)
+        found = tuple(find(document, path) for path in paths)
         is_json = _is_json(document)
         if segments and segments[-1][1:] == (found, is_json):
             segments[-1] = (segments[-1][0] + 1, found, is_json)
@@ -119,16 +127,14 @@ def split(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]
     return segments
 
 
-def classify(
-    lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...], most: int
-) -> tuple[list[Class], bytes]:
+def classify(lengths: Buffer, payload: Buffer, paths: tuple[tuple[bytes, ...], ...]) -> tuple[list[Class], bytes]:
     """Sort documents into classes with the same strings that all are JSON or all are not, as :func:`split` does.
 
     :return: the classes in the order of their first documents, and the class of each document as a byte; nothing if
         there are more than :data:`MOST_CLASSES`
     :raises ValueError: the lengths do not add up to the payload, or there are more than :data:`MOST_PATHS` paths
     """
-    segments = split(lengths, payload, paths, most)
+    segments = split(lengths, payload, paths)
     classes: dict[Class, int] = {}
     of = [(count, classes.setdefault((found, is_json), len(classes))) for count, found, is_json in segments]
     if len(classes) > MOST_CLASSES:
@@ -202,34 +208,163 @@ def find(document: bytes, path: tuple[bytes, ...]) -> bytes | None:
     return None if close < 0 else document[at + 1 : close]
 
 
-def identify(
-    lengths: Buffer, payload: Buffer, alternatives: tuple[tuple[tuple[bytes, ...], ...], ...]
-) -> list[bytes | None]:
-    """Return the identity of each document of a column: the strings or numbers at all paths of one alternative.
+def fingerprints(
+    lengths: Buffer, payload: Buffer, alternatives: tuple[tuple[tuple[bytes, ...], ...], ...], whole: bool, key: bytes
+) -> bytes:
+    """Return the fingerprint of each document of a column, a JSON text, that has an identity.
 
-    The first of *alternatives* of which a document has all paths counts; keys are found as :func:`find` does.
+    A document has an identity if it has a string or a number at all paths of one of *alternatives*; keys are found as
+    :func:`find` does.  The order of members does not change the fingerprint; equal keys and the form of numbers do.
 
-    :return: for each document, the values as they stand in it, strings with their quotes, separated by NUL; None if the
-        document has all paths of no alternative
-    :raises ValueError: the lengths do not add up to the payload
+    :param whole: whether the whole document has to be the same; else only the values at the paths of the alternative
+    :param key: 32 secret bytes; without them nobody can make two documents with equal fingerprints
+    :return: a column of :data:`FINGERPRINT` bytes each; zeros for a document without an identity
+    :raises ValueError: the lengths do not add up to the payload, there are no paths or more than :data:`MOST_PATHS`, or
+        one has more than :data:`MOST_KEYS` keys, or a key with a quote
     """
-    whole = bytes(payload)
-    found: list[bytes | None] = []
+    paths = sum(alternatives, ())
+    if not 0 < len(paths) <= MOST_PATHS or len(key) != 32:
+        raise ValueError(f"expected 1 to {MOST_PATHS} paths, and a key of 32 bytes")
+    if any(len(path) > MOST_KEYS or any(b'"' in each for each in path) for path in paths):
+        raise ValueError(f"a path has more than {MOST_KEYS} keys, or a key has a quote")
+    document_of, seed = bytes(payload), unpack("<4Q", key)
+    found = []
     for begin, end in places(lengths, payload):
-        made = (_values(whole[begin:end], paths) for paths in alternatives)
-        found.append(next((values for values in made if values is not None), None))
-    return found
+        document = document_of[begin:end]
+        made = (_identity(document, each, seed) for each in alternatives)
+        identity = next((each for each in made if each is not None), None)
+        if identity is not None and whole:
+            identity = _digest(document, seed)
+        text = bytes(FINGERPRINT) if identity is None else pack("<QQ", *identity)[:FINGERPRINT]
+        found.append(text if identity is None or any(text) else b"\1" + text[1:])
+    return b"".join(found)
 
 
-def _values(document: bytes, paths: tuple[tuple[bytes, ...], ...]) -> bytes | None:
-    values = []
+def remember(slots: bytearray, found: bytes, group: int) -> int:
+    """Enter fingerprints of the group *group*, at least 1, in a table; return how many slots are used more than before.
+
+    :param slots: a table with room for them: slots of :data:`SLOT` bytes, a fingerprint and the number of its group
+        (u32, little-endian) each; the first bytes of a fingerprint decide where the search for a free slot begins
+    """
+    used = 0
+    for at in range(0, len(found), FINGERPRINT):
+        each = found[at : at + FINGERPRINT]
+        if any(each):
+            slot = _slot_of(slots, each)
+            used += not any(slots[slot + FINGERPRINT : slot + SLOT])
+            slots[slot : slot + SLOT] = each + pack("<I", group)
+    return used
+
+
+def recall(slots: bytearray, found: bytes) -> bytes:
+    """Return the group of each fingerprint in a table, or 0, as a column of u32; empty if it has none of them."""
+    groups = []
+    for at in range(0, len(found) if slots else 0, FINGERPRINT):
+        each = found[at : at + FINGERPRINT]
+        slot = _slot_of(slots, each) if any(each) else 0
+        groups.append(slots[slot + FINGERPRINT : slot + SLOT] if any(each) else bytes(4))
+    return b"".join(groups) if any(map(any, groups)) else b""
+
+
+def retain(slots: bytearray, target: bytearray, numbers: bytes, first: int) -> int:
+    """Copy the fingerprints of living groups to another table, which is empty; return how many there are.
+
+    :param numbers: the new number of each group from *first* on, as a column of u32; 0: the group lives no more
+    """
+    used, found = 0, unpack(f"<{len(numbers) // 4}I", numbers)
+    for at in range(0, len(slots), SLOT):
+        each = slots[at : at + SLOT]
+        (group,) = unpack("<I", each[FINGERPRINT:])
+        number = found[group - first] if first <= group < first + len(found) else 0
+        if number:
+            slot = _slot_of(target, bytes(each[:FINGERPRINT]))
+            target[slot : slot + SLOT] = each[:FINGERPRINT] + pack("<I", number)
+            used += 1
+    return used
+
+
+def _slot_of(slots: bytearray, fingerprint: bytes) -> int:
+    count = len(slots) // SLOT
+    at = int.from_bytes(fingerprint[:8], "little") * count >> 64
+    while True:
+        slot = slots[SLOT * at : SLOT * at + SLOT]
+        if not any(slot[FINGERPRINT:]) or slot[:FINGERPRINT] == fingerprint:
+            return SLOT * at
+        at = (at + 1) % count
+
+
+_Hash = tuple[int, int]
+_Seed = tuple[int, ...]
+
+
+def _multiplied(a: int, b: int) -> int:
+    product = a * b
+    return (product ^ product >> 64) & _WORD
+
+
+def _mixed(one: _Hash, two: _Hash, seed: _Seed) -> _Hash:
+    return _multiplied(one[0] ^ seed[0], two[0] ^ seed[1]), _multiplied(one[1] ^ seed[2], two[1] ^ seed[3])
+
+
+def _hash_of(scalar: bytes, seed: _Seed) -> _Hash:
+    """Return the hash of a scalar as it is written."""
+    size = len(scalar)
+    a, b = seed[0] ^ size, (seed[1] + size) & _WORD
+    blocks = max(0, size - 1) // 16
+    words = [_WORDS.unpack_from(scalar, 16 * at) for at in range(blocks)]
+    # The last words overlap those before, or each other.
+    if size >= 16:
+        words.append(_WORDS.unpack_from(scalar, size - 16))
+    elif size >= 4:
+        half = 8 if size >= 8 else 4
+        words.append((int.from_bytes(scalar[:half], "little"), int.from_bytes(scalar[-half:], "little")))
+    else:
+        words.append((scalar[0] | scalar[size >> 1] << 8 | scalar[-1] << 16 if size else 0, 0))
+    for one, two in words:
+        a, b = _multiplied(one ^ seed[2], two ^ a), _multiplied(one ^ b, two ^ seed[3])
+    return a, b
+
+
+def _digest(document: bytes, seed: _Seed) -> _Hash | None:
+    """Return the hash of a JSON text: an object is the sum of its members, a list the sequence of its items."""
+    sums: list[_Hash] = []
+    keys: list[_Hash | None] = []  # of each open object, the key whose value comes next
+    lists: list[bool] = []
+    for token in _TOKEN.findall(document):
+        if token in (b"{", b"["):
+            sums.append((0, 0))
+            keys.append(None)
+            lists.append(token == b"[")
+            continue
+        if token in (b"}", b"]"):
+            value = _mixed(sums.pop(), (token[0], token[0]), seed)
+            keys.pop()
+            lists.pop()
+        else:
+            value = _hash_of(token, seed)
+            if lists and not lists[-1] and keys[-1] is None:
+                keys[-1] = value
+                continue
+        if not sums:
+            return value
+        if lists[-1]:
+            sums[-1] = _mixed(sums[-1], value, seed)
+        else:
+            added = _mixed(keys[-1] or (0, 0), value, seed)
+            sums[-1] = (sums[-1][0] + added[0]) & _WORD, (sums[-1][1] + added[1]) & _WORD
+            keys[-1] = None
+    return None
+
+
+def _identity(document: bytes, paths: tuple[tuple[bytes, ...], ...], seed: _Seed) -> _Hash | None:
+    combined = (0, 0)
     for path in paths:
         at = _locate(document, path)
         end = -1 if at < 0 else _scalar_end(document, at)
         if end < 0:
             return None
-        values.append(document[at:end])
-    return b"\0".join(values)
+        combined = _mixed(combined, _hash_of(document[at:end], seed), seed)
+    return combined if paths else None
 
 
 def _scalar_end(document: bytes, at: int) -> int:

@@ -178,7 +178,7 @@ def by_content_type(content_type: str | None, messages: Sequence[bytes]) -> list
     found: list[tuple[str | None, Column]] = []
     if max(map(len, messages)) <= MOST_PARSED:
         column, start = column_of(messages), 0
-        for count, _, parses in kernel.split(column.lengths, column.payload, (), 0):
+        for count, _, parses in kernel.split(column.lengths, column.payload, ()):
             found.append((content_type if parses else None, column.part(start, start + count)))
             start += count
     else:

@@ -74,12 +74,10 @@ class Columns:
     """A collector of the events of one turn, which returns them as runs.
 
     :ivar paths: the keys that lead to an event's topic (empty: events have no topic), and to each further string
-    :ivar most: number of bytes of an event in which its strings are searched
     :ivar route: returns the stream of an event for its topic and its further strings; None: there are no routes
     """
 
     paths: tuple[tuple[bytes, ...], ...]
-    most: int
     route: Route | None = None
     _runs: list[EventRun] = attrs.field(factory=list, init=False)
     _groups: list[_Group] = attrs.field(factory=list, init=False)
@@ -99,7 +97,7 @@ class Columns:
         before = len(self._groups)
         if self.route is not None and self._add_routed(sequences, lengths, payload):
             return len(self._groups) - before
-        segments = kernel.split(lengths, payload, self.paths, self.most)
+        segments = kernel.split(lengths, payload, self.paths)
         if len(segments) == 1:
             self._group_of(segments[0], len(payload)).add(lengths, payload, sequences, count)
             return len(self._groups) - before
@@ -116,7 +114,7 @@ class Columns:
 
     def _add_routed(self, sequences: int | bytes, lengths: bytes, payload: bytes) -> bool:
         """Add documents of several streams, sorted by stream; return False if that could change their order."""
-        classes, of = kernel.classify(lengths, payload, self.paths, self.most)
+        classes, of = kernel.classify(lengths, payload, self.paths)
         parts: dict[tuple[str | None, bytes | None, bool], int] = {}
         table = bytearray(256)
         for number, (found, is_json) in enumerate(classes):
@@ -137,34 +135,17 @@ class Columns:
         if document is not None and len(document) <= MAX_PAYLOAD:
             self.add_json(1, sequence, pack("<I", len(document)), document)
             return
-        self._close_groups()
-        self._runs.append(
-            EventRun(
-                lengths=pack("<I", len(body)),
-                payload=body,
-                producer_seq=sequence,
-                topic=None,
-                content_type=RAW_PAIRS,
-                stream=self._stream_of((None,) * len(self.paths)),
-            )
-        )
+        self._add_alone(sequence, body, (None,) * len(self.paths), RAW_PAIRS)
 
     def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
         """Add a part of a document; all parts get the topic and the stream of the first part."""
-        self._close_groups()
         if first:
-            beginning = payload[: self.most]
-            self._part_found = tuple(kernel.find(beginning, path) for path in self.paths)
-        self._runs.append(
-            EventRun(
-                lengths=pack("<I", len(payload)),
-                payload=payload,
-                producer_seq=sequence,
-                topic=text_of(self._part_found[0]),
-                content_type=LAST_PART if last else PART,
-                stream=self._stream_of(self._part_found),
-            )
-        )
+            self._part_found = self._find(payload)
+        self._add_alone(sequence, payload, self._part_found, LAST_PART if last else PART)
+
+    def add_refused(self, sequence: int, payload: bytes, size: int) -> None:
+        """Add a document of *size* bytes that is too large, and of which *payload* is the beginning."""
+        self._add_alone(sequence, payload, self._find(payload), NOT_JSON, size)
 
     def take(self) -> list[EventRun]:
         """Return the runs in order, and clear them."""
@@ -173,6 +154,26 @@ class Columns:
             self._streams.clear()
         runs, self._runs = self._runs, []
         return runs
+
+    def _find(self, document: bytes) -> tuple[bytes | None, ...]:
+        return tuple(kernel.find(document, path) for path in self.paths)
+
+    def _add_alone(
+        self, sequence: int, payload: bytes, found: tuple[bytes | None, ...], content_type: str, size: int = 0
+    ) -> None:
+        """Add an event with the strings *found* as a run of its own."""
+        self._close_groups()
+        self._runs.append(
+            EventRun(
+                lengths=pack("<I", len(payload)),
+                payload=payload,
+                producer_seq=sequence,
+                topic=text_of(found[0]),
+                content_type=content_type,
+                stream=self._stream_of(found),
+                too_large=size,
+            )
+        )
 
     def _group_of(self, segment: Segment, size: int) -> _Group:
         """Return the group to which the events of *segment* (*size* bytes) belong, and count them there."""

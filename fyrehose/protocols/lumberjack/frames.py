@@ -33,7 +33,7 @@ PROTOCOL = "lumberjack"
 
 #: The largest document that becomes one record, and the largest body of a D frame, in bytes.
 MAX_EVENT = MAX_PAYLOAD
-#: Default limit of a compressed frame and of a document, in bytes: a window of 2,048 large events from Filebeat fits.
+#: Default limit of a document, in bytes.
 MAX_FRAME = 1 << 30
 #: Limits of a D frame: number of pairs, and size of a key in bytes.
 MAX_PAIRS = 4_096
@@ -156,7 +156,7 @@ class Compressed(Frame):
 
     type = FrameType.COMPRESSED
 
-    payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_FRAME))
+    payload: bytes = attrs.field(validator=attrs.validators.max_len(0xFFFF_FFFF))
 
     @classmethod
     def of(cls, inner: bytes, version: int = 2, level: int = 3) -> Compressed:
@@ -315,6 +315,8 @@ class EventRun(Column):
     content_type: str
     #: the stream that a route has chosen; None: no route has chosen one
     stream: str | None = None
+    #: the size of the only event, which exceeds the limit, and of which the payload is the beginning; 0: it does not
+    too_large: int = 0
 
 
 def json_frames(version: int, first: int, lengths: Buffer, payload: Buffer) -> bytes:

@@ -1,12 +1,13 @@
 """Inflate compressed frames in slices, so that neither a compressed frame nor its content is ever held completely.
 
-zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So no ratio distinguishes a
-bomb from a log.  The server is protected because it inflates little at a time, parses the inflated frames immediately,
-and limits the content of one compressed frame to ``max-frame`` bytes.
+zlib reaches a ratio of 1,028, and honest writers come near it: a line of spaces has 779.  So neither a ratio nor a size
+distinguishes a bomb from a log.  The server is protected because it inflates little at a time, in fair turns, and
+parses the inflated frames immediately: a bomb costs its own connection time, and no memory.
 
 A zlib stream has its checksum at the end.  The events of an ordinary compressed frame (at most :data:`PIECE` bytes with
 a content of at most :data:`WHOLE`) are used after the checksum was verified.  The events of a larger one are published
-while it is inflated, and acknowledged after its checksum was verified.
+while it is inflated, and acknowledged after its checksum was verified.  A stream that was flushed and not ended has no
+checksum; it is accepted, as the established servers do.
 
     in: the payload of a C frame, in pieces as they arrive      out: the frames that it contains, as bytes
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any
 
 import attrs
@@ -37,8 +37,8 @@ PIECE = 256 << 10
 WHOLE = 1 << 20
 #: Memory of a decompressor (its window and tables), in bytes.
 ENGINE = 96 << 10
-#: The largest ratio that a zlib stream reaches: 258 bytes for two bits.
-RATIO = 1_032
+#: The end of a zlib stream that was flushed and not ended: an empty block that is not compressed.
+FLUSHED = b"\0\0\xff\xff"
 #: Input of one call, in bytes; small, because zlib copies the input that it does not consume.
 _INPUT = 16 << 10
 #: Smallest output that one call may produce, in bytes, even if less than that is left of a turn.
@@ -51,31 +51,22 @@ class Inflation:
     """The state of one compressed frame while it arrives.
 
     :ivar left: number of bytes of the frame's payload that are not consumed, whether they have arrived or not
-    :ivar limit: limit of the inflated size, in bytes
     :ivar inflated: number of bytes inflated so far
     :ivar frame_size: size of the frame at the start of ``data``, as far as it is known; 0 between frames
-    :ivar done: True if the stream was inflated to its end and its checksum matches
-    :ivar exceeded: the error to raise after ``data`` was parsed, because the stream exceeds ``limit``
-    :ivar digest: identifies the frame, see :meth:`digest_of`; empty if it was not computed
+    :ivar done: True if the stream was inflated to its end, and its checksum matches if it has one
     """
 
     left: int
-    limit: int
     inflated: int = attrs.field(default=0, init=False)
     frame_size: int = attrs.field(default=0, init=False)
     done: bool = attrs.field(default=False, init=False)
-    exceeded: RemoteProtocolError | None = attrs.field(default=None, init=False)
-    digest: bytes = attrs.field(default=b"", init=False)
-    _size: int = attrs.field(init=False)
     _data: bytearray = attrs.field(factory=bytearray, init=False)
     #: the bytes that were inflated since ``data`` was last read, and their number
     _pieces: list[bytes] = attrs.field(factory=list, init=False)
     _pieces_size: int = attrs.field(default=0, init=False)
     _tail: bytes = attrs.field(default=b"", init=False)
+    _last: bytes = attrs.field(default=b"", init=False)  #: the last bytes that were taken from the payload
     _engine: Any = attrs.field(factory=lambda: engine.decompressobj(), init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._size = self.left
 
     @property
     def data(self) -> bytearray:
@@ -94,9 +85,7 @@ class Inflation:
     @property
     def full(self) -> bool:
         """Return whether ``data`` must be parsed before more is inflated."""
-        if self.done or self.exceeded is not None:
-            return True
-        return len(self._data) + self._pieces_size > max(WHOLE, self.frame_size)
+        return self.done or len(self._data) + self._pieces_size > max(WHOLE, self.frame_size)
 
     @property
     def input_needed(self) -> int:
@@ -113,7 +102,7 @@ class Inflation:
     def needs(self) -> int:
         """Return the size in bytes to which ``data`` may grow before a frame can be parsed."""
         unparsed = len(self._data) + self._pieces_size
-        if self.done or self.exceeded is not None:
+        if self.done:
             return unparsed
         return max(unparsed, self.frame_size, WHOLE) + PIECE
 
@@ -122,37 +111,20 @@ class Inflation:
         """Return the memory in use, in bytes."""
         return self.unparsed + len(self._tail) + (ENGINE if self._engine is not None and self.inflated else 0)
 
-    @property
-    def may_be_refused_late(self) -> bool:
-        """Return whether the frame may be refused after some events are stored: it is large, or may be a bomb."""
-        return self._size > PIECE or self._size * RATIO > self.limit
-
-    def digest_of(self, source: bytearray, at: int, version: int) -> bytes:
-        """Return a digest of the compressed frame, made from *version*, its size and its first bytes.
-
-        :param source: contains the first PIECE bytes of the payload from *at* on
-        """
-        beginning = memoryview(source)[at : at + min(self._size, PIECE)]
-        return sha256(b"%d:%d:" % (version, self._size) + beginning).digest()
-
-    @property
-    def digest_is_whole(self) -> bool:
-        """Return whether the digest covers the whole frame: a frame with the same digest has the same content."""
-        return self._size <= PIECE
-
     def inflate(self, source: bytearray, at: int, most: int) -> int:
-        """Inflate about *most* more bytes from the payload in *source* at *at*, but no more than ``limit`` in all.
+        """Inflate about *most* more bytes from the payload in *source* at *at*.
 
         :return: the position of the payload that was not consumed
         :raises RemoteProtocolError: the payload is no zlib stream, or ends early
         """
         stop = self.inflated + most
-        while not self.done and self.exceeded is None and self.inflated < stop:
+        while not self.done and self.inflated < stop:
             if not self._tail:
                 size = min(_INPUT, self.left, len(source) - at)
                 if not size and self.left:
                     break  # the rest has not arrived
                 self._tail = bytes(memoryview(source)[at : at + size])
+                self._last = (self._last + self._tail)[-len(FLUSHED) :]
                 self.left -= size
                 at += size
             try:
@@ -160,28 +132,16 @@ class Inflation:
             except _ERRORS as error:
                 raise RemoteProtocolError("bad-compression", str(error)) from None
             self._tail = self._engine.unconsumed_tail
-            if self.inflated + len(piece) > self.limit:
-                piece = piece[: self.limit - self.inflated]
-                self.exceeded = self._bomb()
             self._pieces.append(piece)
             self._pieces_size += len(piece)
             self.inflated += len(piece)
-            if self.exceeded is not None:
-                self._tail, self._engine = b"", None
-            elif self._engine.eof:
+            ended = not piece and not self._tail and not self.left
+            if self._engine.eof or (ended and self._last == FLUSHED):
                 self.done = True
                 self._tail, self._engine = b"", None
-            elif not piece and not self._tail and not self.left:
+            elif ended:
                 raise RemoteProtocolError("bad-compression", "the zlib stream ends early")
         return at
-
-    def _bomb(self) -> RemoteProtocolError:
-        return RemoteProtocolError(
-            "decompression-bomb",
-            f"a compressed frame of {self._size} bytes inflates to more than {self.limit}; the writer needs several "
-            "attempts, or sends it again and again: lower its bulk_max_size, or raise the option "
-            "lumberjack.max-frame",
-        )
 
     def skip(self, available: int) -> int:
         """Skip bytes after the end of the zlib stream, which some writers send; return their number."""

@@ -1,21 +1,25 @@
-"""Find the records in the log that writers may send again, when the first listener with ``resent = "drop"`` opens.
+"""Read the records that writers may send again: those at the end of the log, and later those of lost connections.
 
-    open -> the newest runs of the log, in turns -> Repetitions.recover -> ready: the turns of listeners begin
+    open -> the newest runs of the log, in turns -> Repetitions.recover --+-> ready: the turns of listeners go on
+    a connection is lost -> its last records, in turns -> read_more ------+
 
 The server that wrote the end of the log may have been lost with connections whose acknowledgements were lost, too.  So
 until the end of the log has been searched, nobody knows what is a repetition: listeners accept connections, and their
-turns wait (:meth:`~fyrehose.protocols.lumberjack.turns.Turns.hold`).  The search is bounded by size, by runs and by
-time, and has turns of a millisecond or two, so that other connections are served meanwhile.
+turns wait (:meth:`~fyrehose.protocols.lumberjack.turns.Turns.hold`).  They also wait while the records of a connection
+that was lost are read.  The search is bounded by size, by runs and by time, and has turns of a millisecond or two, so
+that other connections are served meanwhile.
 
-The listeners of one server that remember equally much for equally long share one table, because a writer that loses its
+The listeners of one server that have the same identity of events share one table, because a writer that loses its
 connection to one of them may send again to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Iterator
 from functools import partial
-from weakref import WeakValueDictionary
+from typing import Protocol
+from weakref import WeakMethod, WeakValueDictionary
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -25,14 +29,18 @@ from twisted.python.failure import Failure
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.protocols.lumberjack.columns import JSON
 from fyrehose.protocols.lumberjack.frames import PROTOCOL
-from fyrehose.protocols.lumberjack.resent import ENTRY, Repetitions
+from fyrehose.protocols.lumberjack.ledger import ENTRY, EventIdentity, Fingerprints
+from fyrehose.protocols.lumberjack.resent import WINDOWS, Repetitions
 from fyrehose.records import Run
 
 log = Logger()
 
-#: How much of the end of the log is searched at most, in bytes, and in runs of all protocols.
-READ_BACK, MOST_RUNS = 128 << 20, 65_536
+#: How much of the end of the log is searched at most, in runs of all protocols; and not more bytes than server.memory.
+MOST_RUNS = 65_536
+#: The share of server.memory that the table may take.
+SHARE = 12
 #: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
 CLOCK_STEP = 3600.0
 #: Bounds of what one turn reads: the number of runs, and about how many bytes.
@@ -53,6 +61,14 @@ class SearchLimits:
     runs: int = MOST_RUNS
 
 
+class WaitingTurns(Protocol):
+    """The turns of a listener, which wait while events are read that may be sent again."""
+
+    def hold(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
 @attrs.define(eq=False)
 class SharedRepetitions:
     """The table of events that writers may send again, shared by listeners, and the search that fills it.
@@ -65,7 +81,9 @@ class SharedRepetitions:
     broker: IBroker
     table: Repetitions
     limits: SearchLimits
-    _listeners: dict[Callable[[], object], None] = attrs.field(factory=dict, init=False)
+    _listeners: dict[WaitingTurns, None] = attrs.field(factory=dict, init=False)
+    #: for each connection whose runs were found: how many of its windows are still wanted
+    _windows: dict[str | None, int] = attrs.field(factory=dict, init=False)
     #: the rest of the search; None: the search is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
     _left: int = attrs.field(default=0, init=False)  #: how many runs the search may still read
@@ -74,47 +92,70 @@ class SharedRepetitions:
 
     @classmethod
     def of(
-        cls, broker: IBroker, clock: IReactorTime, events: int, age: float, limits: SearchLimits | None = None
+        cls,
+        broker: IBroker,
+        clock: IReactorTime,
+        events: int,
+        age: float,
+        identity: EventIdentity = EventIdentity(),  # noqa: B008 - it is frozen
+        limits: SearchLimits | None = None,
     ) -> SharedRepetitions:
         """Return the shared object of *broker* for listeners that remember *events* events for *age* seconds."""
-        most = max(1, min(events, broker.budget.limit // 32 // ENTRY))
-        found = _SHARED.get((id(broker), most, age))
+        most = max(1, min(events, broker.budget.limit // SHARE // ENTRY))
+        key = (id(broker), most, age, identity)
+        found = _SHARED.get(key)
         if found is None:
             forgot = partial(broker.counters.add, PROTOCOL, "resent-forgotten")
-            table = Repetitions(broker.read, clock.seconds, most, age, broker.budget.charge, forgot)
-            found = _SHARED[id(broker), most, age] = cls(broker, table, limits or SearchLimits())
+            table = Repetitions(
+                broker.read,
+                broker.bounds,
+                clock.seconds,
+                most,
+                age,
+                Fingerprints(identity),
+                charge=broker.budget.charge,
+                forgot=forgot,
+            )
+            found = _SHARED[key] = cls(broker, table, limits or SearchLimits())
+            reading = WeakMethod(found.read_unread)  # the table must not keep the object that keeps it
+            table.unread = lambda: (method := reading()) and method()
         return found
 
     @property
     def ready(self) -> bool:
-        """Return whether the end of the log has been searched."""
-        return self._runs is None
+        """Return whether the end of the log has been searched, and the records of lost connections have been read."""
+        return self._runs is None and not self.table.has_unread
 
-    def open(self, ready: Callable[[], object]) -> None:
-        """Search the log for the first listener.
-
-        :param ready: called when the search is complete; it also names the listener, see :meth:`close`
-        """
+    def open(self, turns: WaitingTurns) -> None:
+        """Search the log for the first listener, and hold *turns*, those of a listener, until that is done."""
         if not self._listeners:
             self.table.open()
-            self._runs, self._left, self._oldest = self.broker.latest(READ_BACK), self.limits.runs, None
-        self._listeners[ready] = None
+            self._runs, self._left, self._oldest = self.broker.latest(self.broker.budget.limit), self.limits.runs, None
+            self._windows.clear()
+        self._listeners[turns] = None
+        turns.hold()
         if len(self._listeners) == 1:
-            self._search()
+            self._work()
         elif self.ready:
-            ready()
+            turns.resume()
 
-    def close(self, ready: Callable[[], object]) -> None:
+    def close(self, turns: WaitingTurns) -> None:
         """Forget all events as soon as the last connection has ended, if no other listener is open."""
-        del self._listeners[ready]
+        del self._listeners[turns]
         if not self._listeners:
             self._runs = None
             self.table.close()
 
+    def read_unread(self) -> None:
+        """Read the records of a lost connection in turns, while the turns of the listeners wait."""
+        for turns in self._listeners:
+            turns.hold()
+        self._queue()
+
     def take_turn(self) -> int:
         """Search the next runs, and return how many bytes were read; called by the server's turns."""
         self._queued = False
-        return self._search()
+        return self._work()
 
     def failed(self, failure: Failure) -> None:
         """Log the failure of a turn, by which the search has ended; the listeners go on without it."""
@@ -123,6 +164,29 @@ class SharedRepetitions:
             "report this bug",
             failure,
         )
+
+    def _work(self) -> int:
+        """Search and read for one turn; return how many bytes were read."""
+        try:
+            size = self._search() if self._runs is not None else self.table.read_more(self.limits.turn_bytes)
+        except Exception:
+            self._runs = None  # end the search after an error, or the listeners would wait for ever
+            self._resume()
+            raise
+        if self.ready:
+            self._resume()
+        else:
+            self._queue()
+        return size
+
+    def _queue(self) -> None:
+        if not self._queued:
+            self._queued = True
+            self.broker.turns.ready(self)
+
+    def _resume(self) -> None:
+        for turns in list(self._listeners):
+            turns.resume()
 
     def _search(self) -> int:
         size, runs = 0, 0
@@ -134,18 +198,20 @@ class SharedRepetitions:
                     break
                 self._left -= 1
                 runs, size = runs + 1, size + len(run.payload)
-                if run.source == PROTOCOL:
-                    self.table.recover(run, _network(run))
+                self._recover(run)
         except JournalCorrupt as damage:
             log.warn("lumberjack: events that are sent again may be stored twice: {damage}", damage=str(damage))
             self._finish()
-        except Exception:
-            self._finish()  # end the search after an error, or the listeners would wait for ever
-            raise
-        if self._runs is not None and not self._queued:
-            self._queued = True
-            self.broker.turns.ready(self)
         return size
+
+    def _recover(self, run: Run) -> None:
+        """Remember the events of *run*, if they may be of the last windows of their connection."""
+        if run.source != PROTOCOL or run.content_type != JSON:
+            return
+        left = self._windows.get(run.producer, WINDOWS)
+        if left > 0:
+            self._windows[run.producer] = left - _begun(run)
+            self.table.recover(run, _network(run))
 
     def _is_old(self, run: Run) -> bool:
         if self._oldest is None:
@@ -154,15 +220,22 @@ class SharedRepetitions:
 
     def _finish(self) -> None:
         self._runs = None
+        self._windows.clear()
         log.info("lumberjack: {count} events are recognized if they are sent again", count=self.table.suspects)
-        for ready in list(self._listeners):
-            ready()
 
 
-#: The objects that listeners share, by the broker's id and their limits; kept while a listener uses them.
-_SHARED: WeakValueDictionary[tuple[int, int, float], SharedRepetitions] = WeakValueDictionary()
+#: The objects that listeners share, by the broker's id, limits and identity; kept while a listener uses them.
+_SHARED: WeakValueDictionary[tuple[int, int, float, EventIdentity], SharedRepetitions] = WeakValueDictionary()
 
 
 def _network(run: Run) -> str:
     """Return the network of the writer of *run*, whose producer is HOST:PORT or NAME (HOST:PORT)."""
     return network_of((run.producer or "").rpartition("(")[2].rpartition(":")[0])
+
+
+def _begun(run: Run) -> int:
+    """Return how many windows of Beats, whose sequences begin at 1, begin in *run*."""
+    sequences = run.producer_seq
+    if isinstance(sequences, int):
+        return int(sequences == 1)
+    return 0 if sequences is None else array("Q", bytes(sequences)).count(1)

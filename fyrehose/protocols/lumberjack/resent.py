@@ -9,61 +9,53 @@ one of them lost.  The events themselves prove it:
 
 1. **Identity.**  An event that says which process read it, from which file, at which offset and when
    (``agent.ephemeral_id``, ``log.file.path``, ``log.offset``, ``@timestamp``), or that has an ``@metadata._id``, is one
-   event.  A record of its stream with the same bytes is that event, no matter who has sent it and whether it was
+   event.  A record of its stream with the same content is that event, no matter who has sent it and whether it was
    acknowledged.  Twins, clones behind one address and programs that log the same line again have other identities, or
-   none.  Old Beats encode an event anew each time, with keys in another order, so the same JSON counts as equal.
-2. **Bytes decide, and the index only searches.**  The index has a hash of each identity.  A hit is compared with the
-   record itself: in memory while it is not durable, otherwise as the journal reads it.  So the event is stored after a
-   collision or an error while reading, and if its stream was retired, or retention has deleted the record.
+   none.  The option ``identity`` may name other fields, which then decide alone.
+2. **Fingerprints.**  Beats encode an event anew at each attempt, with its members in another order.  So events are
+   compared by a keyed hash that the order of members does not change (ledger.py).  An event is stored if its stream was
+   retired since, or retention has deleted the record.
 3. **In flight.**  Records that are not durable are found as well.  A repetition is acknowledged when its original is
    durable, and in the order of its own connection; if the original cannot be written, neither is the repetition
    acknowledged (:class:`_Turn`).
 4. **Lost connections.**  A connection keeps the numbers of its last :data:`WINDOWS` acknowledged windows, and
    of those that are not acknowledged: their acknowledgements may be lost.  Nothing is hashed.  Only when the connection
    has ended do its records become *lost*: events of other connections are compared with them, until they are ``age``
-   old.  A start of the server counts the end of the log as lost.
+   old.  A start of the server counts the last windows of each connection at the end of the log as lost.
 5. **Half-open connections.**  A writer may connect again before the server notices that it has lost its connection, and
    what it sent on the first one may still arrive.  So while a network has several connections, and for ``age`` after
    the last one was opened, their last windows are searched for as well.
-6. **Bounds.**  Both tables have room for ``capacity`` events, or a KiB of payload each.  When one is full, the network
-   with the most forgets its oldest.  What is forgotten, and what a writer sends again after ``age``, is stored twice.
+6. **Bounds.**  The table has room for ``capacity`` events.  When it is full, records of half-open connections give way
+   to those of lost ones; then the network with the most lost ones forgets its oldest.  Nothing pushes out what was
+   found at the start.  What is forgotten, and what a writer sends again after ``age``, is stored twice.
 """
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import JournalCorrupt
 from fyrehose.kernels import lumberjack as kernel
+from fyrehose.kernels.pure.lumberjack import FINGERPRINT
 from fyrehose.options import one_of
 from fyrehose.protocols.lumberjack.columns import JSON
-from fyrehose.records import Buffer, Run
+from fyrehose.protocols.lumberjack.ledger import Fingerprints, Ledger
+from fyrehose.records import Run
 
 #: The values of the option ``resent``, and its converter.
 STORE, DROP = "store", "drop"
 choice = one_of(STORE, DROP)
-#: The fields that identify an event: all fields of one of these lines.
-IDENTITIES = (
-    ((b"agent", b"ephemeral_id"), (b"log", b"file", b"path"), (b"log", b"offset"), (b"@timestamp",)),
-    ((b"@metadata", b"_id"),),
-)
 #: Acknowledged windows of a connection whose acknowledgements may be lost.  A writer with at most n unacknowledged
 #: windows (``pipelining``) may send n + 2 again, so this is enough for n = 6.
 WINDOWS = 8
-#: Memory that is charged for each event in the index, in bytes.
-ENTRY = 256
 #: How many stretches (see :class:`Stretch`) all connections may have together, and how many each may always have.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
-#: How many bytes one read of the journal returns at most, and how many reads there are for one run that is compared.
-READ, MOST_READS = 1 << 20, 16
-#: The largest event that is compared as JSON, in bytes.
-MOST_JSON = 64 << 10
+#: How many bytes one read of the journal returns at most.
+READ = 256 << 10
 
 
 @attrs.define(eq=False, slots=True)
@@ -71,10 +63,8 @@ class Stretch:
     """Consecutive records of one stream that one turn of a connection has published.
 
     :ivar payload: the size of the events, in bytes
-    :ivar size: how much of the capacity of its table the stretch takes
     :ivar window: ordinal, on its connection, of the last window that has some of the events
     :ivar run: the records while they are not durable
-    :ivar keys: the hash of each event's identity, or None; empty: the events are not in the index
     :ivar until: when the records are forgotten, in seconds
     :ivar waiting: the turns of other connections that repeat some of the events, and wait until the events are durable
     """
@@ -83,11 +73,9 @@ class Stretch:
     first: int
     count: int
     payload: int
-    size: int
     network: str
     window: int = 0
     run: Run | None = None
-    keys: Sequence[int | None] = ()
     until: float = 0.0
     waiting: list[_Turn] = attrs.field(factory=list)
 
@@ -108,19 +96,8 @@ class _Turn:
     originals: int
 
 
-#: The default for a hash that is not in the index.
-_NOBODY: tuple[Stretch | None, int] = (None, 0)
-
-
 def _stretch_of(run: Run, network: str) -> Stretch:
-    size = max(len(run), len(run.payload) >> 10, 1)
-    return Stretch(run.stream, run.first_seq, len(run), len(run.payload), size, network)
-
-
-def _keys(run: Run) -> list[int | None]:
-    """Return a hash of the identity of each event of *run*, or None for an event that has no identity."""
-    identities = kernel.identify(run.lengths, run.payload, IDENTITIES)
-    return [None if identity is None else hash(identity) for identity in identities]
+    return Stretch(run.stream, run.first_seq, len(run), len(run.payload), network)
 
 
 @attrs.define(eq=False)
@@ -128,29 +105,36 @@ class Repetitions:
     """Table of the events that writers may send again, shared by listeners.
 
     :ivar read: the journal's ``read``
+    :ivar bounds: the journal's ``bounds``: the first and the last number of a stream
     :ivar seconds: returns the monotonic time, in seconds
-    :ivar capacity: how many events of lost connections are kept; as many more are kept of connections that may be
-        half-open
+    :ivar capacity: how many events are kept
     :ivar age: how long these events are searched for, in seconds
-    :ivar charge: called with the change of the memory that the index takes, in bytes
-    :ivar forgot: called with the number of events that are forgotten early, because a table is full
+    :ivar fingerprints: makes the fingerprints of events
+    :ivar charge: called with the change of the memory that the table takes, in bytes
+    :ivar forgot: called with the number of events that are forgotten early, because the table is full
     :ivar stretches: how many stretches all connections may have together
+    :ivar unread: called when :meth:`read_more` has work
     """
 
     read: Callable[[str, int, int], tuple[Run, ...]]
+    bounds: Callable[[str], tuple[int, int]]
     seconds: Callable[[], float]
     capacity: int
     age: float
+    fingerprints: Fingerprints = attrs.field(factory=Fingerprints)
     charge: Callable[[int], object] = lambda size: None
     forgot: Callable[[int], object] = lambda count: None
     stretches: int = STRETCHES
-    _index: dict[int, tuple[Stretch, int]] = attrs.field(factory=dict, init=False)
-    _lost: FairShare[Stretch] = attrs.field(init=False)
-    _live: FairShare[Stretch] = attrs.field(init=False)
-    #: the stretches of lost connections, in the order in which they are forgotten
+    unread: Callable[[], object] = lambda: None
+    _ledger: Ledger[Stretch] = attrs.field(init=False)
+    _started: int = attrs.field(default=0, init=False)  #: events of the stretches that were found at the start
+    _lost: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
+    _live: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
+    #: the stretches that were found at the start, and those of lost connections, in the order in which they are
+    #: forgotten
     _ages: OrderedDict[Stretch, None] = attrs.field(factory=OrderedDict, init=False)
-    #: the stretches of both tables whose events are not in the index yet
-    _unread: dict[Stretch, None] = attrs.field(factory=dict, init=False)
+    #: the stretches whose events are not in the table yet, with what was read of each so far
+    _unread: OrderedDict[Stretch, int] = attrs.field(factory=OrderedDict, init=False)
     _senders: dict[str, dict[Sender, None]] = attrs.field(factory=dict, init=False)
     _connections: int = attrs.field(default=0, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -158,12 +142,12 @@ class Repetitions:
     _overlaps: dict[str, float] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._lost, self._live = FairShare(self.capacity), FairShare(self.capacity)
+        self._ledger = Ledger(self.capacity, self.charge)
 
     @property
     def suspects(self) -> int:
-        """Return the number of events in the index: those that may arrive again."""
-        return len(self._index)
+        """Return about how many events may arrive again, and are recognized."""
+        return len(self._ledger)
 
     def connected(self, network: str, settled: Callable[[Exception | None], object]) -> Sender:
         """Return the state of a new connection of *network*.
@@ -184,16 +168,16 @@ class Repetitions:
 
     def recover(self, run: Run, network: str) -> None:
         """Treat *run*, of a writer of *network*, as sent on a lost connection; call this for the newest runs first."""
-        if run.content_type != JSON:
+        found = self.fingerprints.of(run)
+        if not any(found):
             return
         stretch = _stretch_of(run, network)
-        keys = _keys(run)
-        if not any(key is not None and key not in self._index for key in keys) or not self._admit_older(stretch):
+        if self._is_full(stretch) or not self._ledger.enter(stretch, found):
+            self.forgot(stretch.count)
             return
+        self._started += stretch.count
         stretch.until = self.seconds() + self.age
         self._ages[stretch] = None
-        self._ages.move_to_end(stretch, last=False)
-        self._enter(stretch, [None if key in self._index else key for key in keys])
 
     def open(self) -> None:
         """Undo :meth:`close`, because a listener is open again."""
@@ -206,13 +190,16 @@ class Repetitions:
 
     # Called by senders.
 
-    def disconnected(self, sender: Sender) -> None:
-        """Treat the last records of *sender* as records that may be sent again."""
+    def disconnected(self, sender: Sender, acknowledged: int) -> None:
+        """Treat the last records of *sender* as records that may be sent again.
+
+        :param acknowledged: how many of its windows are acknowledged; their records are forgotten first
+        """
         others = self._senders[sender.network]
         del others[sender]
         self._connections -= 1
         for stretch in sender.recent:
-            self._lose(stretch)
+            self._lose(stretch, first=stretch.window <= acknowledged)
         if len(others) < 2:  # no second connection is left on which records of the first could arrive
             self._end_overlap(sender.network)
         if not others:
@@ -220,7 +207,7 @@ class Repetitions:
             self._forget_if_closed()
 
     def is_watched(self, sender: Sender) -> bool:
-        """Return whether *sender* may send something again; bring the index up to date if so."""
+        """Return whether *sender* may send something again."""
         ages, until = self._ages, self._overlaps.get(sender.network)
         if not ages and until is None:
             return False
@@ -229,58 +216,93 @@ class Repetitions:
             self.forget(oldest)
         if until is not None and until <= now:
             self._end_overlap(sender.network)
-        self._read_all()
         return bool(ages) or sender.network in self._overlaps
 
     def watches(self, network: str) -> bool:
         """Return whether connections of *network* may be half-open."""
         return network in self._overlaps
 
-    def watch(self, stretch: Stretch) -> None:
-        """Compare events with the records of *stretch*, although its connection is still open."""
-        self._admit(stretch, self._live)
+    def watch(self, stretch: Stretch, found: bytes | None = None) -> None:
+        """Compare events with the records of *stretch*, although its connection is still open.
+
+        :param found: the fingerprints of the records; None: they have to be read
+        """
+        if found is not None and not any(found):
+            return
+        while self._is_full(stretch):
+            if not self._evict(self._live, stretch):
+                self.forgot(stretch.count)
+                return
+        self._live.add(stretch, stretch.network, stretch.count)
+        self._enter(stretch, found)
 
     def forget(self, stretch: Stretch) -> None:
         """Stop comparing events with the records of *stretch*."""
+        if stretch in self._ages and stretch not in self._lost:
+            self._started -= stretch.count
         self._lost.discard(stretch)
         self._live.discard(stretch)
         self._ages.pop(stretch, None)
         self._unread.pop(stretch, None)
-        index = self._index
-        before = len(index)
-        for key in stretch.keys:
-            if key is not None and index.get(key, _NOBODY)[0] is stretch:
-                del index[key]
-        self.charge(ENTRY * (len(index) - before))
-        stretch.keys = ()
+        self._ledger.forget((stretch,))
 
     @property
     def most_stretches(self) -> int:
         """Return how many stretches each connection may keep."""
         return max(LEAST_STRETCHES, self.stretches // max(1, self._connections))
 
-    def originals(self, run: Run) -> list[Stretch | None] | None:
-        """Return, for each event of *run*, the stretch that stores it already, or None; no list if all are new."""
-        if run.content_type != JSON:
+    def originals(self, found: bytes) -> list[Stretch | None] | None:
+        """Return, for each of the fingerprints *found*, the stretch that stores that event already, or None.
+
+        :return: no list if all events are new
+        """
+        originals = self._ledger.find(found)
+        if originals is None:
             return None
-        index = self._index
-        hits = [None if key is None else index.get(key) for key in _keys(run)]
-        if not any(hits):
-            return None
-        stored = _Stored(self.read)
-        found: list[Stretch | None] = []
-        for hit, payload in zip(hits, run.payloads(), strict=True):
-            found.append(None)
-            if hit is not None and hit[0].stream == run.stream and is_same(stored.payload(*hit), payload):
-                found[-1] = hit[0]
-        return found if any(found) else None
+        gone = {stretch for stretch in set(originals) if stretch is not None and not self._is_stored(stretch)}
+        if gone:
+            originals = [None if stretch in gone else stretch for stretch in originals]
+        return originals if any(originals) else None
 
     def renew(self, stretch: Stretch) -> None:
         """Remember *stretch* for another ``age``: it was sent again, and its new acknowledgement may be lost, too."""
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
-            self._lost.renew(stretch)
+            if stretch in self._lost:
+                self._lost.renew(stretch)
+
+    def read_more(self, most: int) -> int:
+        """Read events that have to be recognized and are not in the table yet; return how many bytes were read.
+
+        :param most: after how many bytes to end
+        """
+        size = 0
+        while self._unread and size < most:
+            stretch, done = next(iter(self._unread.items()))
+            if stretch.run is not None:
+                runs: Iterable[Run] = (stretch.run,)
+            else:
+                runs = self._runs(stretch, done)
+            part = 0
+            for run in runs:
+                part += len(run)
+                size += len(run.payload) + 1
+                found = self.fingerprints.of(run)
+                if any(found) and not self._ledger.enter(stretch, found):
+                    self.forgot(len(run))
+            if part and done + part < stretch.count:
+                self._unread[stretch] = done + part
+            else:  # all was read, or the journal has no more of it
+                self._unread.pop(stretch, None)
+                if stretch not in self._ledger:
+                    self.forget(stretch)
+        return size
+
+    @property
+    def has_unread(self) -> bool:
+        """Return whether :meth:`read_more` has work."""
+        return bool(self._unread)
 
     # Private.
 
@@ -289,139 +311,69 @@ class Repetitions:
             for stretch in list(self._ages):
                 self.forget(stretch)
 
-    def _lose(self, stretch: Stretch) -> None:
+    def _lose(self, stretch: Stretch, first: bool) -> None:
+        """Treat *stretch* as records of a lost connection; *first*: it is among the first that are forgotten."""
         self._live.discard(stretch)
         stretch.until = self.seconds() + self.age
         self._ages[stretch] = None
-        self._admit(stretch, self._lost)
-
-    def _admit(self, stretch: Stretch, table: FairShare[Stretch]) -> None:
-        if stretch in table:
-            return
-        for oldest in table.make_room(stretch.network, stretch.size):
-            self.forgot(oldest.count)
-            self.forget(oldest)
-        if not table.fits(stretch.size):
-            self.forgot(stretch.count)
-            self.forget(stretch)
-            return
-        table.add(stretch, stretch.network, stretch.size)
-        if not stretch.keys:
-            self._unread[stretch] = None
-
-    def _admit_older(self, stretch: Stretch) -> bool:
-        """Add *stretch*, which is older than all others, to the lost stretches; return False if there is no room.
-
-        The stretch displaces only stretches of a network that has more in the table than the stretch's own network will
-        have.
-        """
-        table, size = self._lost, stretch.size
-        while not table.fits(size):
-            oldest = table.first_out(stretch.network)
-            if oldest is None or table.used_by(stretch.network) + size > table.used_by(oldest.network):
+        while self._is_full(stretch):
+            if not self._evict(self._live, stretch) and not self._evict(self._lost, stretch):
                 self.forgot(stretch.count)
-                return False
-            self.forgot(oldest.count)
-            self.forget(oldest)
-        table.add(stretch, stretch.network, size)
-        table.of(stretch.network).move_to_end(stretch, last=False)
+                self.forget(stretch)
+                return
+        self._lost.add(stretch, stretch.network, stretch.count)
+        if first:
+            self._lost.of(stretch.network).move_to_end(stretch, last=False)
+        if stretch not in self._ledger:
+            self._enter(stretch, None)
+
+    def _is_full(self, stretch: Stretch) -> bool:
+        """Return whether *stretch* fits in only if others give way; an eighth is for those that have given way."""
+        used = self._started + self._lost.used + self._live.used
+        return used + stretch.count > self.capacity - self.capacity // 8
+
+    def _evict(self, table: FairShare[Stretch], stretch: Stretch) -> bool:
+        """Forget the oldest stretch of the network that has most of *table*; return False if there is none."""
+        oldest = table.first_out(stretch.network)
+        if oldest is None:
+            return False
+        self.forgot(oldest.count)
+        self.forget(oldest)
         return True
+
+    def _enter(self, stretch: Stretch, found: bytes | None) -> None:
+        if found is None:
+            before = bool(self._unread)
+            self._unread[stretch] = 0
+            if not before:
+                self.unread()
+        elif not self._ledger.enter(stretch, found):
+            self.forget(stretch)
+
+    def _is_stored(self, stretch: Stretch) -> bool:
+        """Return whether the records of *stretch* are in the journal, or on their way there."""
+        if stretch.run is not None:
+            return True
+        first, last = self.bounds(stretch.stream)
+        return first <= stretch.first and stretch.first + stretch.count - 1 <= last
 
     def _end_overlap(self, network: str) -> None:
         if self._overlaps.pop(network, None) is not None:
             for stretch in list(self._live.of(network)):
                 self.forget(stretch)
 
-    def _read_all(self) -> None:
-        """Enter the stretches that are not in the index yet; read their events for this."""
-        unread, self._unread = self._unread, {}
-        for stretch in unread:
-            keys: list[int | None] = []
-            try:
-                for run in [stretch.run] if stretch.run is not None else self._runs(stretch):
-                    keys += _keys(run)
-            except JournalCorrupt:
-                pass  # events after the damage are not recognized; the journal reports it when a peer reads there
-            self._enter(stretch, keys)
-            if not any(stretch.keys):
-                self.forget(stretch)
-
-    def _enter(self, stretch: Stretch, keys: Sequence[int | None]) -> None:
-        """Enter the events of *stretch*, whose hashes are *keys*, in the index."""
-        stretch.keys = keys
-        before = len(self._index)
-        for at, key in enumerate(keys):
-            if key is not None:
-                self._index[key] = stretch, at
-        self.charge(ENTRY * (len(self._index) - before))
-
-    def _runs(self, stretch: Stretch) -> Iterable[Run]:
-        """Yield the records of *stretch* from the journal, up to the first one that the journal lacks."""
-        at, end, left = stretch.first, stretch.first + stretch.count, stretch.payload
-        while at < end:
-            for run in self.read(stretch.stream, at, min(left, READ)) or (None,):
-                if run is None or run.first_seq != at:
+    def _runs(self, stretch: Stretch, done: int) -> Iterator[Run]:
+        """Yield records of *stretch* behind the first *done* ones, as one read of the journal finds them."""
+        at, end = stretch.first + done, stretch.first + stretch.count
+        try:
+            for run in self.read(stretch.stream, at, min(stretch.payload, READ)):
+                if run.first_seq != at or at == end:
                     return
                 part = run.slice(0, end - at)
                 yield part
                 at += len(part)
-                left -= len(part.payload)
-                if at == end:
-                    return
-
-
-@attrs.define(eq=False)
-class _Stored:
-    """The stored records that are compared with one run; a few reads, each of consecutive records, fetch them."""
-
-    read: Callable[[str, int, int], tuple[Run, ...]]
-    _left: int = MOST_READS
-    #: for each stretch: the position in the stretch at which the read payloads begin, and the payloads
-    _found: dict[Stretch, tuple[int, list[memoryview]]] = attrs.field(factory=dict)
-
-    def payload(self, stretch: Stretch, at: int) -> Buffer | None:
-        """Return the payload of record *at* of *stretch*; None if it cannot be read."""
-        begin, payloads = self._found.get(stretch, (0, []))
-        if not begin <= at < begin + len(payloads):
-            in_flight = stretch.run
-            begin = 0 if in_flight is not None else at
-            payloads = self._payloads(stretch, at) if in_flight is None else list(in_flight.payloads())
-            self._found[stretch] = begin, payloads
-        return payloads[at - begin] if at - begin < len(payloads) else None
-
-    def _payloads(self, stretch: Stretch, at: int) -> list[memoryview]:
-        """Return the payloads from record *at* of *stretch* on, as many as one read finds."""
-        found: list[memoryview] = []
-        if not self._left:
-            return found
-        self._left -= 1
-        try:
-            for run in self.read(stretch.stream, stretch.first + at, min(stretch.payload, READ)):
-                if run.first_seq != stretch.first + at + len(found) or run.content_type != JSON:
-                    break
-                found += run.payloads()
         except JournalCorrupt:
-            pass  # the record cannot be compared, so the event is stored
-        return found
-
-
-def is_same(stored: Buffer | None, payload: Buffer) -> bool:
-    """Return whether *payload* equals *stored*, byte for byte or as the same JSON with keys in another order."""
-    if stored is None or len(stored) != len(payload):
-        return False
-    if stored == payload:
-        return True
-    return len(stored) <= MOST_JSON and _canonical(stored) == _canonical(payload)
-
-
-def _canonical(document: Buffer) -> Any:
-    """Return a value that is equal for two documents if they differ only in the order of keys."""
-    return json.loads(
-        bytes(document),
-        object_pairs_hook=lambda pairs: ("object", sorted(pairs, key=lambda pair: pair[0])),
-        parse_int=lambda text: ("number", text),
-        parse_float=lambda text: ("number", text),
-    )
+            pass  # events behind the damage are not recognized; the journal reports it when a peer reads there
 
 
 @attrs.define(eq=False)
@@ -439,24 +391,38 @@ class Sender:
     #: the stretches that are not durable yet, by the id of their run
     _flying: dict[int, Stretch] = attrs.field(factory=dict, init=False)
     _turns: deque[_Turn] = attrs.field(factory=deque, init=False)
+    #: the fingerprints of runs that are about to be published, by the id of the run
+    _found: dict[int, bytes] = attrs.field(factory=dict, init=False)
+    _acknowledged: int = attrs.field(default=0, init=False)
     _open: bool = attrs.field(default=True, init=False)
 
-    def sift(self, runs: list[Run]) -> tuple[list[Run], dict[Stretch, None]]:
-        """Return *runs* without the events that are stored already, and the stretches that store those."""
+    def sift(
+        self, runs: list[Run], permits: Callable[[str], bool] = lambda stream: True
+    ) -> tuple[list[Run], dict[Stretch, None]]:
+        """Return *runs* without the events that are stored already, and the stretches that store those.
+
+        :param permits: whether the writer may publish into a stream; the broker refuses all events of other streams
+        """
         originals: dict[Stretch, None] = {}
-        if not self.repetitions.is_watched(self):
+        repetitions = self.repetitions
+        self._found.clear()
+        if not repetitions.is_watched(self):
             return runs, originals
         fresh = []
         for run in runs:
-            found = self.repetitions.originals(run)
-            if found is None:
-                fresh.append(run)
-                continue
-            originals.update(dict.fromkeys(filter(None, found)))
-            if not all(found):
-                fresh.append(_without(run, bytes(original is not None for original in found)))
+            searched = run.content_type == JSON and permits(run.stream)
+            found = repetitions.fingerprints.of(run) if searched else b""
+            stored = repetitions.originals(found)
+            if stored is not None:
+                originals.update(dict.fromkeys(filter(None, stored)))
+                repeated = bytes(original is not None for original in stored)
+                if all(repeated):
+                    continue
+                run, found = _without(run, found, repeated)
+            fresh.append(run)
+            self._found[id(run)] = found
         for stretch in originals:
-            self.repetitions.renew(stretch)
+            repetitions.renew(stretch)
         return fresh, originals
 
     def begin(self, records: int, stored: int, originals: Iterable[Stretch]) -> bool:
@@ -486,7 +452,8 @@ class Sender:
                 if self._open:
                     self.recent.append(made)
                     if watched:
-                        self.repetitions.watch(made)
+                        self.repetitions.watch(made, self._found.get(id(run)) or self.repetitions.fingerprints.of(run))
+        self._acknowledged = acknowledged
         oldest, most = acknowledged - WINDOWS, self.repetitions.most_stretches
         while self.recent and (self.recent[0].window <= oldest or len(self.recent) > most):
             self.repetitions.forget(self.recent.popleft())
@@ -532,7 +499,7 @@ class Sender:
         """End the sender, because the connection has ended and nothing more is read from it."""
         if self._open:
             self._open = False
-            self.repetitions.disconnected(self)
+            self.repetitions.disconnected(self, self._acknowledged)
             self.recent.clear()
 
     def _settle(self, stretch: Stretch, error: Exception | None) -> None:
@@ -545,8 +512,9 @@ class Sender:
                     turn.sender.settled(error)
 
 
-def _without(run: Run, repeated: bytes) -> Run:
-    """Return *run* without the events for which *repeated* has the byte 1."""
+def _without(run: Run, found: bytes, repeated: bytes) -> tuple[Run, bytes]:
+    """Return *run*, and its fingerprints, without the events for which *repeated* has the byte 1."""
     assert run.producer_seq is not None, "each event has a sequence"
     _, sequences, lengths, payload = kernel.scatter(repeated, 2, run.producer_seq, run.lengths, run.payload)[0]
-    return attrs.evolve(run, lengths=lengths, payload=payload, producer_seq=sequences)
+    left = [found[at * FINGERPRINT : (at + 1) * FINGERPRINT] for at, each in enumerate(repeated) if not each]
+    return attrs.evolve(run, lengths=lengths, payload=payload, producer_seq=sequences), b"".join(left)

@@ -11,13 +11,14 @@ A writer of version 1 would take that for the acknowledgement of its window, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import Closed, FyrehoseError
+from fyrehose.errors import Closed, FyrehoseError, PayloadTooLarge
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
@@ -26,10 +27,10 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun, too_large
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
+from fyrehose.protocols.lumberjack.ledger import EventIdentity, identity
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
-from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
@@ -42,6 +43,8 @@ KEEP_ALIVE = 4.0
 #: A writer of version 1 that is silent this long within a window gets an acknowledgement of the durable events; in
 #: seconds.
 SILENCE = 1.0
+#: How long a server that stops reads on to the end of a writer's open window, in seconds.
+LAST_WINDOW = 2.0
 
 
 def _path(text: str) -> str:
@@ -57,19 +60,20 @@ class LumberjackSettings(TLSSettings):
     stream: str = option("lumberjack", name, "stream to which events are published")
     routes: tuple[Route, ...] = option((), routes, "streams by content, such as logs.{fields.service}")
     topic: str = option("@metadata.beat", _path, "field of an event that holds its topic; empty: no topics")
-    idle_timeout: float = option(60.0, duration, "time without a complete frame after which a connection is closed")
-    max_frame: int = option(
-        MAX_FRAME, size, "largest event, and largest compressed frame, also when it is inflated", least=1
+    idle_timeout: float = option(
+        6 * 3600.0, duration, "time without a complete frame after which a connection is closed"
     )
-    refused: str = option(letters.CLOSE, letters.choice, "refused messages: close, dead-letter or dead-letter+policy")
-
+    max_frame: int = option(MAX_FRAME, size, "largest event", least=1)
+    refused: str = option(
+        letters.KEEP_FORBIDDEN, letters.choice, "refused messages: close, dead-letter or dead-letter+policy"
+    )
     resent: str = option(
-        resent.STORE, resent.choice, "events that are sent again: store, or drop those with an identity"
+        resent.DROP, resent.choice, "events that are sent again: store, or drop those with an identity"
     )
-    topic_search: int = fixed(
-        4 << 10
-    )  #: bytes of an event in which the topic and fields are searched: Beats begin with them
-    resent_events: int = fixed(65_536)  #: most events that are remembered with resent=drop: 32 windows of Filebeat
+    identity: EventIdentity = option(
+        EventIdentity(), identity, "what makes events the same: filebeat, or fields such as @metadata._id"
+    )
+    resent_events: int = fixed(1 << 24)  #: most events that are remembered with resent=drop, if there is the memory
     resent_age: float = fixed(600.0)  #: how long events of a lost connection are remembered: Beats retry in a minute
 
     def __attrs_post_init__(self) -> None:
@@ -86,10 +90,9 @@ class LumberjackSettings(TLSSettings):
         """Return the limits of each session."""
         return LumberjackLimits(
             max_frame=self.max_frame,
-            max_inflated=self.max_frame,
+            kept=0 if self.refused == letters.CLOSE else letters.MOST,
             topic=tuple(key.encode() for key in self.topic.split(".") if key),
             fields=Routes(self.routes).paths,
-            topic_bytes=self.topic_search,
         )
 
 
@@ -117,9 +120,8 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
-        """Give the session its routes and refused frames, and start the timer that closes an idle connection."""
+        """Give the session its routes, and start the timer that closes an idle connection."""
         super().connectionMade()
-        self.session.refused, self.session.network = self.factory.refused, self.network
         if self.factory.routes is not None:
             self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()
@@ -178,6 +180,8 @@ class LumberjackProtocol(SessionProtocol):
         if count and not isinstance(events[-1], EventRun):  # the last event is Broken
             count -= 1
         super().received([tuple(events[:count]), *events[count:]] if count else events)
+        if self.session.ending and not self.session.unfinished:
+            self.finish()
         if self.session.frames != self._frames:
             self._frames = self.session.frames
             self.active_at = self.clock.seconds()
@@ -188,24 +192,25 @@ class LumberjackProtocol(SessionProtocol):
 
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
-        runs = []
+        runs: list[Run] = []
         for event in events:
-            runs.append(
-                Run(
-                    stream=self.settings.stream if event.stream is None else event.stream,
-                    source=PROTOCOL,
-                    producer=self.producer,
-                    topic=event.topic,
-                    content_type=event.content_type,
-                    producer_seq=event.producer_seq,
-                    lengths=event.lengths,
-                    payload=event.payload,
-                )
+            run = Run(
+                stream=self.settings.stream if event.stream is None else event.stream,
+                source=PROTOCOL,
+                producer=self.producer,
+                topic=event.topic,
+                content_type=event.content_type,
+                producer_seq=event.producer_seq,
+                lengths=event.lengths,
+                payload=event.payload,
             )
-        if self._sender is None:
-            self.publish(runs)
-        else:
-            self._publish_new(self._sender, runs)
+            if event.too_large:
+                self._publish_new(runs)
+                runs = []
+                self._refuse_large(run, event.too_large)
+            else:
+                runs.append(run)
+        self._publish_new(runs)
         self._update_in_flight()
         if self.factory.routes is not None:
             unrouted = sum(len(event) for event in events if event.stream is None)
@@ -218,12 +223,26 @@ class LumberjackProtocol(SessionProtocol):
 
     handlers = SessionProtocol.handlers | on(tuple, published)
 
-    def _publish_new(self, sender: Sender, runs: list[Run]) -> None:
+    def _refuse_large(self, run: Run, size: int) -> None:
+        """Store the beginning of an event of *size* bytes as a dead letter."""
+        if self.phase is not Phase.OPEN:
+            return
+        if self._sender is not None:
+            self._sender.begin(1, 1, ())
+        error = PayloadTooLarge(str(too_large(size, self.settings.max_frame)))
+        if not self.keep_refused([run], None, error, size):
+            self.refused(error)
+
+    def _publish_new(self, runs: list[Run]) -> None:
         """Publish the events of *runs* that are not stored already."""
+        sender = self._sender
+        if not runs or self.phase is not Phase.OPEN:
+            return
+        if sender is None:
+            self.publish(runs)
+            return
         records = sum(map(len, runs))
-        fresh, originals = sender.sift(runs)
-        if originals and not all(self.broker.permits(Action.PUBLISH, run.stream) for run in runs):
-            fresh, originals = runs, {}  # the writer may not publish: let the broker refuse the events, as any others
+        fresh, originals = sender.sift(runs, partial(self.broker.permits, Action.PUBLISH))
         repeated = records - sum(map(len, fresh))
         if repeated:
             self.broker.counters.add(PROTOCOL, "resent-dropped", repeated)
@@ -289,9 +308,13 @@ class LumberjackProtocol(SessionProtocol):
         self._stop_working()
         self._forget_sender()
 
-    def hang_up(self) -> None:
-        self.session.conclude()  # so that the writer does not resend durable events
-        super().hang_up()
+    def stop(self) -> None:
+        """Finish the open window first: a writer sends all of it again, and events that are stored would be doubled."""
+        if self.phase is Phase.OPEN and self.session.unfinished:
+            self.session.ending = True
+            self.timers.start(LAST_WINDOW, self.finish)
+        else:
+            super().stop()
 
     def is_idle(self) -> bool:
         return super().is_idle() and not self._busy
@@ -387,15 +410,15 @@ class LumberjackProtocol(SessionProtocol):
     # Timers; they are started again when data arrives.
 
     def _keep_alive(self) -> None:
-        """Send a keep-alive or a partial acknowledgement to a waiting writer of version 2, every KEEP_ALIVE seconds."""
+        """Send a keep-alive to a waiting writer of version 2, or acknowledge what it has sent, every KEEP_ALIVE s."""
         if self.phase is not Phase.OPEN or self.session.version != 2 or not (self._busy or self.session.ack_pending):
             return
         now = self.clock.seconds()
         if self._acknowledged_at + KEEP_ALIVE <= now:
             if self._busy:
                 self.session.keep_alive()
-            else:
-                self.session.acknowledge_part()
+            elif self.session.silence_ack_due:
+                self.session.acknowledge_silence()
             self.flush()
             self._acknowledged_at = now
         self.timers.start(self._acknowledged_at + KEEP_ALIVE - now, self._keep_alive)
@@ -421,17 +444,15 @@ class LumberjackFactory(SessionFactory):
         "bad-frame",
         "bad-type",
         "bad-version",
-        "decompression-bomb",
         "frame-too-large",
         "key-too-large",
         "mixed-versions",
         "nested-compression",
         "partial-frame",
-        "refused-before",
         "too-many-pairs",
         "too-many-windows",
     )
-    fixed_options = ("resent",)
+    fixed_options = ("resent", "identity")
     events = ("unrouted", "resent-dropped", "resent-forgotten")
     largest_read = READ
     settings: LumberjackSettings
@@ -442,7 +463,6 @@ class LumberjackFactory(SessionFactory):
         self._shared: SharedRepetitions | None = None  #: kept until the last connection ends, for a new listener
         self.repetitions: Repetitions | None = None
         self.configure(self.settings)
-        self.refused = RefusedFrames(self.clock.seconds)
 
     def configure(self, settings: LumberjackSettings) -> None:
         super().configure(settings)
@@ -454,12 +474,13 @@ class LumberjackFactory(SessionFactory):
         super().startFactory()  # type: ignore[no-untyped-call]
         if self.settings.resent == resent.DROP:
             settings = self.settings
-            shared = SharedRepetitions.of(self.broker, self.clock, settings.resent_events, settings.resent_age)
+            shared = SharedRepetitions.of(
+                self.broker, self.clock, settings.resent_events, settings.resent_age, settings.identity
+            )
             self._shared, self.repetitions = shared, shared.table
-            self.turns.hold()
-            shared.open(self.turns.resume)
+            shared.open(self.turns)
 
     def stopFactory(self) -> None:
         super().stopFactory()  # type: ignore[no-untyped-call]
         if self._shared is not None:
-            self._shared.close(self.turns.resume)
+            self._shared.close(self.turns)

@@ -13,10 +13,8 @@ the next turn.  A turn inflates only within the memory that it was granted; ``ne
                |         ^
                C -> inflated, a slice at a time
 
-After a protocol violation the last event is Broken.  The events before it are valid.  When they are durable,
-``conclude`` acknowledges them to a writer of version 2, except for those of a damaged compressed frame.  Writers read
-acknowledgements only after they have sent the whole window; so the session drops the rest of a refused compressed frame
-of version 2 as it arrives, and Broken follows it.
+After a protocol violation the last event is Broken.  The events before it are valid; the writer sends the rest of its
+window again, and them as well.
 
 The writer receives acknowledgements:
 
@@ -59,7 +57,6 @@ from fyrehose.protocols.lumberjack.frames import (
     too_large,
 )
 from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
-from fyrehose.protocols.lumberjack.refused import RefusedFrames
 from fyrehose.protocols.lumberjack.windows import Windows
 from fyrehose.records import Buffer
 from fyrehose.sessions import ByteSession
@@ -69,26 +66,24 @@ from fyrehose.sessions import ByteSession
 class LumberjackLimits:
     """Limits of a session.
 
-    :ivar max_frame: largest document and largest compressed frame, in bytes; D frames are also limited to MAX_EVENT
-    :ivar max_inflated: limit of the inflated size of one compressed frame, in bytes
+    :ivar max_frame: largest document in bytes; D frames are also limited to MAX_EVENT
+    :ivar kept: how many bytes of a larger document become an event, to be refused alone; 0: it ends the session
     :ivar turn_bytes: limit of a turn in bytes, which is more than one read
     :ivar turn_events: limit of a turn in units of the work for one J frame
     :ivar turn_inflated: limit of a turn in inflated bytes
     :ivar max_windows: number of unacknowledged windows at which the session stops processing
     :ivar topic: the keys that lead to an event's topic; empty: events have no topic
     :ivar fields: the keys that lead to each further string that is found in events, for routes
-    :ivar topic_bytes: number of bytes of an event in which the topic and the fields are searched
     """
 
     max_frame: int = MAX_FRAME
-    max_inflated: int = MAX_FRAME
+    kept: int = 0
     turn_bytes: int = 1_280 << 10
     turn_events: int = 4_096
     turn_inflated: int = 256 << 10
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
     fields: tuple[tuple[bytes, ...], ...] = ()
-    topic_bytes: int = 4 << 10
 
     @property
     def max_event(self) -> int:
@@ -109,26 +104,13 @@ class Document:
     """A document that is too large for one record, while its parts arrive.
 
     :ivar left: number of bytes that are not parsed yet
+    :ivar refused: whether it exceeds the limit, so that all of it but the beginning is skipped
     """
 
     sequence: int
     size: int
     left: int
-
-
-@attrs.define(eq=False)
-class Refusal:
-    """A protocol violation; if it is in a compressed frame, the rest of that frame may still arrive.
-
-    :ivar missing: number of bytes of the frame that have not arrived
-    :ivar digest: the digest that identifies the refused frame; empty: the frame is not remembered
-    :ivar hopeless: whether the same frame would be refused again, and no part of it can be acknowledged
-    """
-
-    error: RemoteProtocolError
-    missing: int = 0
-    digest: bytes = b""
-    hopeless: bool = False
+    refused: bool = False
 
 
 @attrs.define(eq=False)
@@ -140,13 +122,11 @@ class LumberjackServerSession(ByteSession):
     :ivar frames: number of complete frames received
     :ivar more_work: whether received data waits for :meth:`process`
     :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
-    :ivar refused: the compressed frames that the listener has refused; None: refused frames are not remembered
-    :ivar network: the network of the writer, which has its own refused frames
+    :ivar ending: whether the session reads no further than the end of the open window, because the server stops
     """
 
     limits: LumberjackLimits = LumberjackLimits()
-    refused: RefusedFrames | None = None
-    network: str = ""
+    ending: bool = attrs.field(default=False, init=False)
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
@@ -167,14 +147,10 @@ class LumberjackServerSession(ByteSession):
     _work_each: int = attrs.field(default=4, init=False)
     _free_runs: int = attrs.field(init=False)
     _broken: bool = attrs.field(default=False, init=False)
-    _refusal: Refusal | None = attrs.field(default=None, init=False)
-    _missing: int = attrs.field(default=0, init=False)  #: bytes of the compressed frame that have not arrived
-    #: whether a compressed frame was damaged, so that its events may differ from those that the writer sent
-    _damaged: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._max_event = self.limits.max_event
-        self._columns = Columns((self.limits.topic, *self.limits.fields), self.limits.topic_bytes)
+        self._columns = Columns((self.limits.topic, *self.limits.fields))
 
     def use(self, route: Route) -> None:
         """Let *route* choose the streams of events, by their topics and the strings at ``LumberjackLimits.fields``."""
@@ -189,14 +165,12 @@ class LumberjackServerSession(ByteSession):
         """
         if self._broken:
             return []
-        if self._refusal is not None:
-            return self._drop_rest(self._refusal, len(data))
         self._buffer += data
         return [] if self.more_work else self._turn(self.granted)
 
     def postpone(self) -> None:
         """Buffer received data, without parsing it, until :meth:`process` is called."""
-        if not self._broken and self._refusal is None:
+        if not self._broken:
             self.more_work = True
             self.expected = 0
 
@@ -205,7 +179,7 @@ class LumberjackServerSession(ByteSession):
 
         :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
         """
-        return [] if self._broken or self._refusal is not None else self._turn(granted)
+        return [] if self._broken else self._turn(granted)
 
     @property
     def more(self) -> bool:
@@ -217,12 +191,18 @@ class LumberjackServerSession(ByteSession):
         return self.process(self.needs) if self.more else []
 
     def receive_eof(self) -> list[ReaderEvent]:
-        """Handle the end of the writer's data: drop all buffers, and return a violation that was not reported yet."""
-        refusal = self._refusal
+        """Handle the end of the writer's data: drop all buffers."""
         self._buffer.clear()
         self._inflation = self._fields = self._document = None
         self.more_work, self.expected = False, 0
-        return [] if refusal is None else [self._break(refusal)]
+        return []
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether the writer has announced a window, and not all of it has arrived, or was handled."""
+        window = self._windows.open
+        announced = window is not None and window.size is not None
+        return announced or self.more_work or self.expected > 0
 
     @property
     def windows_full(self) -> bool:
@@ -262,27 +242,11 @@ class LumberjackServerSession(ByteSession):
         self._send(self._windows.acks())
 
     def keep_alive(self) -> None:
-        """Send a partial acknowledgement, or an A frame with 0, to a waiting writer of version 2."""
+        """Send an A frame with 0 to a waiting writer of version 2."""
         self._send(self._windows.keep_alive_acks())
 
-    def acknowledge_part(self) -> None:
-        """Acknowledge the durable events of an incomplete window to a writer of version 2."""
-        self._send(self._windows.partial_acks())
-
-    def conclude(self) -> None:
-        """Acknowledge the durable events for the last time, because the connection ends.
-
-        This includes the events of a compressed frame whose end, and so its checksum, will never be read, so that the
-        writer does not send them again.  It excludes the events of a damaged frame.  A writer of version 1 gets
-        acknowledgements of whole windows only.
-        """
-        if not self._damaged:
-            self._windows.seal()
-        self._send(self._windows.acks())
-        self.acknowledge_part()
-
     def acknowledge_silence(self) -> None:
-        """Acknowledge the received events to a writer of version 1 that fell silent within its window."""
+        """Acknowledge the received events to a writer that fell silent within its window."""
         self._send(self._windows.silence_acks())
 
     @property
@@ -310,40 +274,12 @@ class LumberjackServerSession(ByteSession):
         try:
             self._work(granted)
         except RemoteProtocolError as error:
-            broken = self._refuse(error)
+            self._broken = True
+            self.receive_eof()
+            broken = [Broken(error=error)]
         if self._windows.unacknowledged:
             self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
-
-    def _refuse(self, error: RemoteProtocolError) -> list[ReaderEvent]:
-        """Stop parsing; return Broken, or nothing if the rest of a compressed frame must arrive before."""
-        self._damaged = error.cause == "bad-compression"
-        refusal = Refusal(error)
-        if self._inflation is not None:
-            # A digest of the first bytes does not suffice: a frame that was damaged on its way begins with the same
-            # bytes when it is sent again undamaged.
-            same = self._inflation.digest_is_whole or error.cause == "decompression-bomb"
-            told = self.version == 2 and not self._damaged and self._windows.unverified > 0
-            refusal.digest, refusal.hopeless = self._inflation.digest, same and not told
-            refusal.missing = 0 if self.version == 1 or error.cause == "refused-before" else self._missing
-        self._buffer.clear()
-        self._inflation = self._fields = self._document = None
-        self.more_work = False
-        self._refusal = refusal
-        return self._drop_rest(refusal, 0)
-
-    def _drop_rest(self, refusal: Refusal, size: int) -> list[ReaderEvent]:
-        """Drop *size* bytes of the rest of a refused frame; return Broken when all of it has arrived."""
-        refusal.missing -= size
-        self.expected = max(0, min(refusal.missing, PIECE))
-        return [] if refusal.missing > 0 else [self._break(refusal)]
-
-    def _break(self, refusal: Refusal) -> Broken:
-        """End the session, and remember the compressed frame that was refused."""
-        self._broken, self._refusal, self.expected = True, None, 0
-        if self.refused is not None and refusal.digest:
-            self.refused.add(self.network, refusal.digest, str(refusal.error), hopeless=refusal.hopeless)
-        return Broken(error=refusal.error)
 
     def _work(self, granted: int) -> None:
         at, stop = 0, False
@@ -353,7 +289,6 @@ class LumberjackServerSession(ByteSession):
                 at = self._parse(self._buffer, at, None)
                 stop = self._inflation is None
             else:
-                self._missing = inflation.left - (len(self._buffer) - at)
                 at, stop = self._inflate(inflation, at, granted)
         del self._buffer[:at]
 
@@ -368,8 +303,6 @@ class LumberjackServerSession(ByteSession):
         full = len(self._windows.unacknowledged) >= self.limits.max_windows
         if self._bytes <= 0 or self._events <= 0 or full:
             self.more_work = True
-        elif inflation.exceeded is not None:
-            raise inflation.exceeded
         elif inflation.done:
             return self._finish(inflation, at)
         elif available < inflation.input_needed:
@@ -377,23 +310,11 @@ class LumberjackServerSession(ByteSession):
         elif self._inflated <= 0 or inflation.needs > granted:
             self.more_work = True
         else:
-            if not inflation.inflated:
-                self._check_repeated(inflation, at)
             before = inflation.inflated
             at = inflation.inflate(self._buffer, at, self._inflated)
             self._inflated -= inflation.inflated - before
             return at, False
         return at, True
-
-    def _check_repeated(self, inflation: Inflation, at: int) -> None:
-        """Refuse a compressed frame that was refused before; its first bytes are in the buffer from *at* on."""
-        if self.refused is None or not inflation.may_be_refused_late:
-            return
-        digest = inflation.digest_of(self._buffer, at, self.version)
-        reason = self.refused.reason(self.network, digest)
-        if reason:
-            raise RemoteProtocolError("refused-before", f"this frame was refused before, and is not inflated: {reason}")
-        inflation.digest = digest
 
     def _parse_inflated(self, inflation: Inflation) -> None:
         data = inflation.data
@@ -496,6 +417,10 @@ class LumberjackServerSession(ByteSession):
         if len(source) - at < SHORT.size:
             self.expected = SHORT.size
             return at
+        if self.ending and self._inflation is None:
+            self._windows.finish()
+            self._broken = True  # the server stops, and reads no further window
+            return len(source)
         self._windows.announce(version, SHORT.unpack_from(source, at)[2], self._inflation is None)
         self._spend(SHORT.size, 1, 1)
         return at + SHORT.size
@@ -507,14 +432,8 @@ class LumberjackServerSession(ByteSession):
             self.expected = SHORT.size
             return at
         length: int = SHORT.unpack_from(source, at)[2]
-        if length > self.limits.max_frame:
-            raise RemoteProtocolError(
-                "frame-too-large",
-                f"a compressed frame of {length} bytes; the limit is {self.limits.max_frame}; the writer will send it "
-                "again and again: lower its bulk_max_size, or raise the option lumberjack.max-frame",
-            )
         if length:
-            self._inflation = Inflation(length, self.limits.max_inflated)
+            self._inflation = Inflation(length)
         else:
             self._spend(0, 1, 1)
         return at + SHORT.size
@@ -538,16 +457,19 @@ class LumberjackServerSession(ByteSession):
             self.expected = LONG.size
             return at
         _, _, sequence, length = LONG.unpack_from(source, at)
-        if length > self.limits.max_frame:
+        refused = length > self.limits.max_frame
+        if refused and not self.limits.kept:
             raise too_large(length, self.limits.max_frame)
-        if length > MAX_EVENT:
-            self._document = Document(sequence, length, length)
+        if refused or length > MAX_EVENT:
+            self._document = Document(sequence, length, length, refused)
             return at + LONG.size
         self.expected = LONG.size + length
         return at
 
     def _parse_part(self, document: Document, source: bytearray, at: int) -> int:
         """Parse the next part of a document; return its end, or *at* if it is incomplete."""
+        if document.refused:
+            return self._skip_part(document, source, at)
         size = min(document.left, MAX_EVENT)
         if len(source) - at < size:
             self.expected = size
@@ -557,6 +479,22 @@ class LumberjackServerSession(ByteSession):
         self._columns.add_part(document.sequence, payload, first=first, last=last)
         self._windows.receive(int(last), document.sequence, self._inflation is None, records=1)
         document.left -= size
+        self._document = None if last else document
+        self._spend(size, int(last), 1)
+        return at + size
+
+    def _skip_part(self, document: Document, source: bytearray, at: int) -> int:
+        """Skip bytes of a document that exceeds the limit, and keep its beginning; return the end, as _parse_part."""
+        begins, available = document.left == document.size, len(source) - at
+        size = min(document.size, self.limits.kept) if begins else min(document.left, available)
+        if available < size or not available:
+            self.expected = size or min(document.left, PIECE)
+            return at
+        if begins:
+            self._columns.add_refused(document.sequence, bytes(memoryview(source)[at : at + size]), document.size)
+        document.left -= size
+        last = not document.left
+        self._windows.receive(int(last), document.sequence, self._inflation is None, records=int(begins))
         self._document = None if last else document
         self._spend(size, int(last), 1)
         return at + size

@@ -14,7 +14,7 @@ TOPIC = (b"t",)
 
 
 def columns(path: tuple[bytes, ...] = TOPIC) -> Columns:
-    return Columns((path,), 4096)
+    return Columns((path,))
 
 
 def add(columns: Columns, sequences: int | bytes, *documents: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import zlib
 from typing import Any
 
@@ -25,9 +24,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 either = pytest.mark.usefixtures("engine")
 
 
-def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int = 1 << 30) -> bytes:
+def whole(payload: bytes, step: int = 1 << 20, arrives: int = 1 << 30) -> bytes:
     """Return what *payload* comes to, inflated *step* bytes at a time, of which *arrives* bytes arrive at a time."""
-    inflation = Inflation(len(payload), most)
+    inflation = Inflation(len(payload))
     buffer, came, at = bytearray(), 0, 0
     for _ in range(100_000):
         if inflation.done:
@@ -36,8 +35,6 @@ def whole(payload: bytes, most: int = 1 << 30, step: int = 1 << 20, arrives: int
             buffer += payload[came : came + arrives]
             came += arrives
         at = inflation.inflate(buffer, at, step)
-        if inflation.exceeded is not None:
-            raise inflation.exceeded
     raise AssertionError("no end after many turns")
 
 
@@ -51,7 +48,7 @@ def test_compressed_data_is_restored() -> None:
 @either
 def test_inflating_proceeds_in_slices() -> None:
     payload = bytearray(zlib.compress(b"x" * 10 * SLICE))
-    inflation = Inflation(len(payload), 1 << 30)
+    inflation = Inflation(len(payload))
     assert inflation.held == 0
     at = inflation.inflate(payload, 0, 1)
     assert 1 <= inflation.inflated <= SLICE
@@ -71,7 +68,7 @@ def test_large_payload_is_inflated_as_it_arrives() -> None:
     data = random.Random(1).randbytes(3 * PIECE)
     payload = zlib.compress(data)
     assert whole(payload, arrives=10_000) == data
-    inflation = Inflation(len(payload), 1 << 30)
+    inflation = Inflation(len(payload))
     assert inflation.input_needed == PIECE
     buffer = bytearray(payload[:PIECE])
     assert inflation.inflate(buffer, 0, 1 << 30) == PIECE
@@ -83,7 +80,7 @@ def test_large_payload_is_inflated_as_it_arrives() -> None:
 def test_large_content_is_parsed_before_the_checksum_is_verified() -> None:
     for size, early in ((WHOLE, False), (WHOLE + 2 * SLICE, True)):
         payload = bytearray(zlib.compress(b"x" * size))
-        inflation = Inflation(len(payload), 1 << 30)
+        inflation = Inflation(len(payload))
         at, full = 0, False
         while not inflation.done:
             assert inflation.full == (len(inflation.data) > WHOLE)
@@ -93,7 +90,7 @@ def test_large_content_is_parsed_before_the_checksum_is_verified() -> None:
         assert inflation.full
         assert inflation.needs == size
         assert full == early
-    inflation = Inflation(100, 1 << 30)
+    inflation = Inflation(100)
     inflation.frame_size = 3 * WHOLE
     inflation.data.extend(bytes(3 * WHOLE))
     assert not inflation.full
@@ -102,7 +99,7 @@ def test_large_content_is_parsed_before_the_checksum_is_verified() -> None:
 
 
 def test_inner_frame_is_inflated_when_enough_input_arrived() -> None:
-    inflation = Inflation(100 << 20, 1 << 30)
+    inflation = Inflation(100 << 20)
     inflation.frame_size = 16 << 20
     assert 16 << 20 < inflation.input_needed < 17 << 20
     inflation.data.extend(bytes(10 << 20))
@@ -116,7 +113,7 @@ def test_inner_frame_is_inflated_when_enough_input_arrived() -> None:
 def test_bytes_after_the_stream_are_skipped() -> None:
     payload = bytearray(zlib.compress(b"inner") + b"trailing" * 10_000)
     assert whole(bytes(payload)) == b"inner"
-    inflation = Inflation(len(payload), 1 << 30)
+    inflation = Inflation(len(payload))
     at = inflation.inflate(payload, 0, 1 << 20)
     assert inflation.skip(5) == 5
     assert inflation.left == len(payload) - at - 5
@@ -141,40 +138,20 @@ def test_invalid_stream_is_refused() -> None:
             whole(wrong)
 
 
+@pytest.mark.parametrize("flush", [zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH])
+@pytest.mark.parametrize("size", [100, 200_000])
 @either
-def test_bomb_is_refused_when_it_exceeds_the_limit() -> None:
-    payload = bytearray(zlib.compress(b"\0" * (8 << 20), 9))
-    inflation = Inflation(len(payload), 1 << 20)
-    at = inflation.inflate(payload, 0, 1 << 30)
-    assert re.search(r"decompression-bomb.*again and again.*lumberjack\.max-frame", str(inflation.exceeded))
-    assert inflation.full
-    assert len(inflation.data) == inflation.needs == 1 << 20, "all that the limit allows is there to be parsed"
-    assert inflation.inflate(payload, at, 1 << 30) == at, "no more is inflated"
-
-
-def test_frames_that_may_be_refused_late_have_a_digest_of_their_beginning() -> None:
-    for size, limit, late in ((PIECE, 1 << 30, False), (PIECE + 1, 1 << 30, True), (100, 103_200, False)):
-        assert Inflation(size, limit).may_be_refused_late is late
-    assert Inflation(100, 103_199).may_be_refused_late
-    buffer = bytearray(random.Random(1).randbytes(2 * PIECE))
-    digest = Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2)
-    for at, size, same in ((7, PIECE + 9, True), (8, PIECE + 9, False), (7, PIECE + 10, False)):
-        assert (Inflation(size, 1 << 30).digest_of(buffer, at, 2) == digest) is same
-    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 1) != digest
-    assert [Inflation(size, 1 << 30).digest_is_whole for size in (PIECE, PIECE + 1)] == [True, False]
-    buffer[7 + PIECE] ^= 1
-    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) == digest, "the rest may not have arrived yet"
-    buffer[6 + PIECE] ^= 1
-    assert Inflation(PIECE + 9, 1 << 30).digest_of(buffer, 7, 2) != digest
-
-
-@either
-def test_inflated_size_limit_is_exact() -> None:
-    for size in (SLICE - 1, SLICE, 5 * SLICE):
-        payload = zlib.compress(b"\0" * size, 9)
-        assert len(whole(payload, most=size)) == size
-        with pytest.raises(RemoteProtocolError, match="decompression-bomb"):
-            whole(payload, most=size - 1)
+def test_stream_that_was_flushed_and_not_ended_is_accepted(size: int, flush: int) -> None:
+    data = bytes(i * i % 251 for i in range(size))
+    for level in (0, 3, 9):
+        squeeze = zlib.compressobj(level)
+        payload = (
+            squeeze.compress(data[:50]) + squeeze.flush(flush) + squeeze.compress(data[50:]) + squeeze.flush(flush)
+        )
+        for arrives in (7, 1 << 20):
+            assert whole(payload, arrives=arrives) == data
+        with pytest.raises(RemoteProtocolError, match="bad-compression"):
+            whole(payload[:-1])
 
 
 @given(st.binary(max_size=2_000), st.integers(0, 9), st.integers(1, 3_000), st.integers(1, 3_000))

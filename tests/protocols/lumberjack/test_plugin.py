@@ -24,7 +24,7 @@ def broker() -> Broker:
 def test_plugin_has_its_defaults() -> None:
     assert (plugin.name, plugin.default_endpoint) == ("lumberjack", "tcp:5044:interface=127.0.0.1")
     settings = plugin.settings()
-    assert (settings.stream, settings.topic, settings.idle_timeout) == ("lumberjack", "@metadata.beat", 60.0)
+    assert (settings.stream, settings.topic, settings.idle_timeout) == ("lumberjack", "@metadata.beat", 6 * 3600)
 
 
 def test_listener_without_a_certificate_is_plain_tcp(broker: Broker) -> None:

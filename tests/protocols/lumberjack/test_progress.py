@@ -41,7 +41,7 @@ def test_parts_of_a_document_are_one_frame(peer: Make) -> None:
 def test_limits_are_those_of_the_documentation() -> None:
     limits = LumberjackLimits()
     assert (limits.turn_bytes, limits.turn_events, limits.turn_inflated) == (1_280 << 10, 4_096, 256 << 10)
-    assert (limits.max_frame, limits.max_inflated, limits.topic_bytes) == (1 << 30, 2_048 * (512 << 10), 4 << 10)
+    assert (limits.max_frame, limits.kept) == (1 << 30, 0)
     assert (limits.max_windows, limits.max_event) == (1_000, 16 << 20)
     assert LumberjackLimits(max_frame=100).max_event == 100
 

@@ -15,11 +15,11 @@ from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import Closed, ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
-from fyrehose.kernels import lumberjack as kernel
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import Compressed, Json, Window
-from fyrehose.protocols.lumberjack.resent import Repetitions, Sender, is_same
+from fyrehose.protocols.lumberjack.ledger import ENTRY, Fingerprints, Ledger, identity
+from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.routes import routes
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.records import Run, column_of
@@ -56,13 +56,21 @@ class Door:
     damaged: bool = False
     charged: int = 0
     forgotten: int = 0
-    asked: list[int] = attrs.field(factory=list)  #: where each read began, and the limits of their sizes
-    limits: list[int] = attrs.field(factory=list)
+    fields: str = "filebeat"
+    reads: int = 0
     repetitions: Repetitions = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.repetitions = Repetitions(
-            self.read, lambda: self.now, self.capacity, AGE, self.charge, self.forget, self.stretches
+            self.read,
+            lambda stream: (1, len(self.stored)),
+            lambda: self.now,
+            self.capacity,
+            AGE,
+            Fingerprints(identity(self.fields)),
+            self.charge,
+            self.forget,
+            self.stretches,
         )
 
     def charge(self, size: int) -> None:
@@ -74,8 +82,7 @@ class Door:
     def read(self, stream: str, start: int, size: int) -> tuple[Run, ...]:
         if self.damaged:
             raise JournalCorrupt("damaged")
-        self.asked.append(start)
-        self.limits.append(size)
+        self.reads += 1
         return (self.run(*self.stored[start - 1 : start + 1], first=start),) if start <= len(self.stored) else ()
 
     @staticmethod
@@ -107,6 +114,8 @@ class Writer:
     def send(self, *events: bytes, durable: bool = True) -> list[bytes]:
         """Publish *events*; return those that are stored."""
         self.windows += 1
+        while self.door.repetitions.has_unread:
+            self.door.repetitions.read_more(1 << 20)
         fresh, originals = self.sender.sift([Door.run(*events)])
         self.sender.begin(len(events), sum(map(len, fresh)), originals)
         self.sender.publishing(fresh, self.windows, self.acknowledged)
@@ -136,16 +145,6 @@ def test_event_of_a_lost_connection_is_stored_once() -> None:
     assert door.stored == [*events, event(7)]
 
 
-def test_no_event_is_hashed_while_no_connection_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door()
-    monkeypatch.setattr(kernel, "identify", None)
-    first, other = door.connect(), door.connect("elsewhere")
-    for n in range(50):
-        first.send(event(n))
-        other.send(event(n))
-    assert (len(door.stored), door.charged, door.repetitions.suspects) == (100, 0, 0)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -164,6 +163,46 @@ def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -
     assert door.connect().send(other) == [other]
 
 
+@pytest.mark.parametrize("filler", ["", "x" * 70_000, "\n\u00e9" * 20_000], ids=["short", "long", "escapes"])
+def test_event_is_recognized_with_its_members_in_another_order(filler: str) -> None:
+    door, fields = Door(), json.loads(event(1, message=filler, tags=[1, {"a": 1, "b": [2, {}]}]))
+
+    def shuffled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [shuffled(each) for each in value]
+        return {key: shuffled(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
+
+    first = door.connect()
+    first.send(json.dumps(fields).encode())
+    first.sender.close()
+    assert door.connect().send(json.dumps(shuffled(fields)).encode()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "again", "stored"),
+    [
+        ("filebeat", {"ephemeral": "restarted"}, True),
+        ("@metadata._id", {"@metadata": {"_id": "7"}, "message": "changed"}, False),
+        ("@metadata._id", {"@metadata": {"_id": "8"}}, True),
+        ("agent.type, log.file.path, log.offset", {"ephemeral": "restarted"}, False),
+        ("agent.type, log.file.path, log.offset, message", {"ephemeral": "restarted", "message": "changed"}, True),
+    ],
+)
+def test_option_identity_names_what_makes_an_event_the_same(fields: str, again: dict[str, Any], stored: bool) -> None:
+    door = Door(fields=fields)
+    first, other = event(1, **{"@metadata": {"_id": "7"}}), event(1, **{"@metadata": {"_id": "7"}, **again})
+    writer = door.connect()
+    writer.send(first)
+    writer.sender.close()
+    assert door.connect().send(other) == ([other] if stored else [])
+
+
+@pytest.mark.parametrize("wrong", ["", "a..b", ",", "a,,b", 'a"b', ",".join("abcdefghi"), ".".join("abcdefghi")])
+def test_invalid_identity_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"lumberjack\.identity: expected filebeat, or up to 8 fields"):
+        build(LumberjackSettings, "lumberjack", {"identity": wrong})
+
+
 def test_document_id_identifies_an_event() -> None:
     door, document = Door(), b'{"@metadata":{"beat":"filebeat","_id":"7"},"message":"ok"}'
     first = door.connect()
@@ -172,47 +211,13 @@ def test_document_id_identifies_an_event() -> None:
     assert door.connect().send(document) == []
 
 
-def test_old_beats_repeat_with_keys_in_another_order() -> None:
-    door, fields = Door(), json.loads(event(1))
-    first = door.connect()
-    first.send(event(1))
-    first.sender.close()
-    assert door.connect().send(json.dumps(dict(reversed(fields.items()))).encode()) == []
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (b'{"a":1,"b":2}', b'{"b":2,"a":1}', True),
-        (b'{"a":1,"b":{"c":[1],"d":2}}', b'{"b":{"d":2,"c":[1]},"a":1}', True),
-        (b'{"a":1,"b":2}', b'{"b":1,"a":2}', False),
-        (b'{"a":[1,2]}', b'{"a":[2,1]}', False),
-        (b'{"a":1.0}', b'{"a":1e0}', False),
-        (b'{"a":1,"a":2}', b'{"a":2,"a":1}', False),
-        (b'{"a":true,"b":1}', b'{"a":1,"b":true}', False),
-        (b"{}", b"{ }", False),
-        (b'{"a":["number","1"],"b":1}', b'{"a":1,"b":["number","1"]}', False),
-    ],
-)
-def test_only_the_order_of_keys_may_differ(one: bytes, other: bytes, same: bool) -> None:
-    assert is_same(one, other) is is_same(other, one) is same
-
-
-def test_large_event_is_compared_by_its_bytes_only() -> None:
-    one, other = (
-        (b'{"a":"%b",' % bytes(resent.MOST_JSON), b'"b":1}'),
-        (b'{"b":1,', b'"a":"%b"}' % bytes(resent.MOST_JSON)),
-    )
-    assert is_same(b"".join(one), b"".join(one))
-    assert not is_same(b"".join(one), b"".join(other))
-
-
 def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() -> None:
     door, told = Door(), []
     first = Writer(door, door.repetitions.connected("n", lambda error: None))
     (run,), _ = first.sender.sift([Door.run(event(1))])
     publish(first.sender, run)
     first.sender.close()
+    door.repetitions.read_more(1 << 20)
     second = door.repetitions.connected("n", told.append)
     fresh, originals = second.sift([Door.run(event(1), event(2))])
     assert second.begin(2, 1, originals)
@@ -226,6 +231,7 @@ def test_turns_are_durable_in_the_order_of_the_connection() -> None:
     lost = door.connect()
     lost.send(event(1))
     lost.sender.close()
+    door.repetitions.read_more(1 << 20)
     sender = door.connect().sender
     stored = [Door.run(event(2))]
     publish(sender, *stored)
@@ -240,6 +246,7 @@ def test_repetition_of_a_record_that_is_refused_is_refused_once() -> None:
     first = door.connect().sender
     publish(first, *runs)
     first.close()
+    door.repetitions.read_more(1 << 20)
     second = door.repetitions.connected("n", told.append)
     _, originals = second.sift([Door.run(event(0), event(1))])
     assert second.begin(2, 0, originals)
@@ -259,18 +266,7 @@ def test_half_open_connections_of_a_network_find_each_others_events() -> None:
     assert first.send(event(2), event(3)) == [event(3)]
     door.now = AGE
     assert second.send(event(3)) == [event(3)]
-    assert door.charged == 0
-
-
-def test_new_connection_of_a_large_network_does_not_scan_all_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door()
-    for n in range(5):
-        door.connect().send(event(n))
-    watched: list[Any] = []
-    monkeypatch.setattr(Repetitions, "watch", lambda self, stretch: watched.append(stretch))
-    last = door.connect()
-    assert watched == []
-    assert last.send(*map(event, range(5))) == []
+    assert (door.charged, door.repetitions.suspects) == (0, 0)
 
 
 def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
@@ -287,7 +283,7 @@ def test_events_and_their_memory_are_released_after_resent_age() -> None:
     second = door.connect()
     door.now = AGE - 1
     assert second.send(event(0)) == []
-    assert door.charged == 9 * resent.ENTRY
+    assert door.charged > 9 * ENTRY
     door.now = 2 * AGE - 2
     assert second.send(event(1)) == []  # the repetition has renewed it
     door.now = 3 * AGE
@@ -324,93 +320,82 @@ def test_each_connection_keeps_a_bounded_number_of_stretches() -> None:
     assert len(first.sender.recent) == 100 // (1 + len(others))
 
 
-def test_full_table_forgets_the_oldest_of_the_network_with_the_most() -> None:
-    door = Door(capacity=10)
+def test_lost_records_displace_those_of_open_connections_and_then_the_oldest_of_the_largest_network() -> None:
+    door = Door(capacity=16)
     quiet, loud = door.connect("quiet"), door.connect("loud")
     quiet.send(event(0), event(1))
-    for n in range(2, 12):
-        loud.send(event(n))
+    for n in range(2, 22, 2):
+        loud.send(event(n), event(n + 1))
     loud.sender.close()
     quiet.sender.close()
     third = door.connect("third")
-    # The first event of the loud one is not among its last windows; the next one had to go.
-    assert third.send(*map(event, range(12))) == [event(2), event(3)]
-    assert door.forgotten == 1
+    again = third.send(*map(event, range(22)))
+    assert event(0) not in again
+    assert event(21) not in again
+    assert event(2) in again
+    assert door.forgotten == len(again) - 2, "the first window of the loud writer may not come again"
 
 
-def test_event_larger_than_the_table_is_stored_again() -> None:
-    door, large = Door(capacity=10), event(1, message="x" * (11 << 10))
+def test_nothing_displaces_what_was_found_at_the_start() -> None:
+    door = Door(capacity=16)
+    door.stored += [event(n) for n in range(14)]
+    for n in range(14, 0, -1):
+        door.repetitions.recover(Door.run(event(n - 1), first=n), "n")
+    for round_ in range(5):
+        writers = [door.connect(str(n)) for n in range(3)]
+        for n, writer in enumerate(writers):
+            writer.send(event(100 + 10 * round_ + n), event(200 + 10 * round_ + n))
+            writer.sender.close()
+    assert door.connect().send(*map(event, range(14))) == []
+
+
+def test_what_does_not_fit_at_a_start_is_counted_and_the_newest_is_found() -> None:
+    door = Door(capacity=8)
+    door.stored += [event(n) for n in range(20)]
+    for n in range(20, 0, -1):
+        door.repetitions.recover(Door.run(event(n - 1), first=n), "n")
+    assert (door.reads, door.repetitions.suspects, door.forgotten) == (0, 7, 13)
+    assert door.connect().send(*map(event, range(20))) == [event(n) for n in range(13)]
+
+
+def test_event_is_stored_if_the_journal_has_its_original_no_more() -> None:
+    door = Door()
     first = door.connect()
-    first.send(large)
+    first.send(event(1), event(2))
     first.sender.close()
-    assert door.connect().send(large) == [large]
-    assert (door.forgotten, door.charged) == (1, 0)
+    second = door.connect()
+    assert second.send(event(1)) == []
+    door.stored.clear()
+    assert second.send(event(2)) == [event(2)]
 
 
-def test_event_is_stored_if_its_original_cannot_be_read() -> None:
-    for spoil in ("damaged", "gone"):
-        door = Door()
-        first = door.connect()
-        first.send(event(1), event(2))
-        first.sender.close()
-        second = door.connect()
-        assert second.send(event(1)) == []
-        if spoil == "damaged":
-            door.damaged = True
-        else:
-            door.stored.clear()
-        assert second.send(event(2)) == [event(2)], spoil
+def test_damaged_records_are_not_recognized() -> None:
+    door = Door()
+    first = door.connect()
+    first.send(event(1))
+    door.damaged = True
+    first.sender.close()
+    assert door.connect().send(event(1)) == [event(1)]
 
 
-def test_run_is_compared_by_a_bounded_number_of_reads() -> None:
-    door, events = Door(), [event(n) for n in range(24)]
-    for n in range(0, 24, 8):
-        writer = door.connect()
-        for each in events[n : n + 8]:
-            writer.send(each)
-        writer.sender.close()
-    assert door.connect().send(*events) == events[resent.MOST_READS :]
-
-
-def test_end_of_the_log_is_hashed_at_the_start_and_compared_with_resent_events() -> None:
-    door, events = Door(), [event(n) for n in range(10, 20)]
-    door.stored += events
-    for n in range(10, 0, -1):
-        door.repetitions.recover(Door.run(events[n - 1], first=n), "n")
-    assert (door.asked, door.repetitions.suspects) == ([], 10)
-    assert door.connect().send(events[3]) == []
-    assert (door.asked, door.limits) == ([4], [len(events[3])])
-
-
-def test_newest_of_two_records_with_one_identity_is_found_after_a_start() -> None:
-    door, events = Door(), [event(1, more="a"), event(1, more="b")]
-    door.stored += events
-    for n in (2, 1):
-        door.repetitions.recover(Door.run(events[n - 1], first=n), "n")
-    writer = door.connect()
-    assert (writer.send(events[1]), door.charged) == ([], resent.ENTRY)
-
-
-@pytest.mark.parametrize(
-    ("log", "kept"),
-    [
-        ("aaaaaaaa", "----aaaa"),
-        ("bbbbaaaa", "--bb--aa"),
-        ("aabbaabb", "----aabb"),
-        ("bcaaaaaa", "bc----aa"),
-        ("aaaaaabc", "----aabc"),
-    ],
-)
-def test_start_shares_the_table_between_networks(log: str, kept: str) -> None:
-    door = Door(capacity=4)
-    door.stored += [event(n) for n in range(len(log))]
-    for n in reversed(range(len(log))):
-        door.repetitions.recover(Door.run(door.stored[n], first=n + 1), log[n])
-    found = [stretch.first - 1 for stretch in door.repetitions._ages]
-    assert "".join(log[n] if n in found else "-" for n in range(len(log))) == kept
-    assert found == sorted(found)
-    assert door.forgotten == len(log) - 4
-    assert door.charged == 4 * resent.ENTRY
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=40), st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_ledger_finds_exactly_the_groups_that_it_has_not_forgotten(steps: list[tuple[int, int]], capacity: int) -> None:
+    charged: list[int] = []
+    ledger: Ledger[int] = Ledger(capacity, charged.append)
+    made, entered = Fingerprints(), {}
+    for group, count in steps:
+        found = made.of(Door.run(*(event(100 * group + n) for n in range(count))))
+        if group in entered:
+            ledger.forget([group])
+            del entered[group]
+        elif ledger.enter(group, found):
+            entered[group] = found
+        assert sum(len(each) // 12 for each in entered.values()) <= capacity
+        for each, column in entered.items():
+            assert ledger.find(column) == [each] * (len(column) // 12)
+    ledger.forget(list(entered))
+    assert (sum(charged), len(ledger)) == (0, 0)
 
 
 def test_events_without_identity_are_not_watched() -> None:
@@ -421,32 +406,6 @@ def test_events_without_identity_are_not_watched() -> None:
     second = door.connect()
     second.send(b'{"message":"ok"}')
     assert not door.repetitions.is_watched(second.sender)
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.booleans()), max_size=40), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
-def test_charged_memory_equals_the_size_of_the_index_after_any_calls(
-    steps: list[tuple[int, int, bool]], capacity: int
-) -> None:
-    door = Door(capacity=capacity)
-    writers = [door.connect(str(n % 2)) for n in range(3)]
-    for who, number, close in steps:
-        writers[who].send(event(number), event(number + 1))
-        if close:
-            writers[who].sender.close()
-            writers[who] = door.connect(str(who % 2))
-        door.now += 1
-        found = door.repetitions
-        assert door.charged == resent.ENTRY * found.suspects
-        assert found._lost.used <= capacity >= found._live.used
-        assert all(stretch in found._lost or stretch in found._live for stretch, _ in found._index.values())
-    door.now += AGE
-    for writer in writers:
-        writer.send(b"{}")
-        writer.sender.close()
-    door.now += AGE
-    door.connect("last").send(b"{}")
-    assert (door.charged, door.repetitions.suspects, len(door.repetitions._live)) == (0, 0, 0)
 
 
 # Through the listener.
@@ -551,24 +510,6 @@ def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) ->
     assert peer.acks == [(2, 3)]
 
 
-def test_start_reads_the_end_of_the_log_in_short_turns(dropping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes over after many commits of one event each serves its other peers meanwhile."""
-    made, events = dropping(), [event(n) for n in range(1000)]
-    peer = made.connect()
-    for each in events:
-        peer.send(frames(each))
-    made.settle()
-    read: list[int] = []
-    identify = kernel.identify
-    monkeypatch.setattr(kernel, "identify", lambda *column: read.append(1) or identify(*column))
-    restart(made, peer)
-    assert len(read) <= 100
-    peer = made.connect()
-    peer.send(frames(events[0], event(1000)))
-    made.settle()
-    assert (peer.acks, made.payloads) == ([(2, 2)], [*events, event(1000)])
-
-
 def test_writer_that_moves_to_another_listener_repeats_nothing(dropping: Any) -> None:
     made = dropping()
     first, second = made.factory, type(made.factory)(made.broker, made.factory.settings, made.clock)
@@ -588,7 +529,7 @@ def test_writer_that_moves_to_another_listener_repeats_nothing(dropping: Any) ->
 
 
 def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:
-    made = dropping()
+    made = dropping(refused="close")
     made.connect().send(frames(event(1)))
     made.settle()
     made.connect().lose()
@@ -637,6 +578,44 @@ def test_window_with_dead_letters_and_repetitions_is_acknowledged(dropping: Any)
     assert len(made.records_of("dead.lumberjack")) == 2
 
 
+def test_repetitions_are_dropped_by_default(server: Any) -> None:
+    made = server()
+    made.factory.doStart()
+    for _ in range(2):
+        peer = made.connect()
+        peer.send(frames(event(1)))
+        made.settle()
+        peer.lose()
+    assert (made.payloads, made.count("resent-dropped")) == ([event(1)], 1)
+
+
+def test_allowed_events_of_a_window_with_a_forbidden_one_are_stored_once(dropping: Any) -> None:
+    made = dropping(routes=routes("{service}"))
+    made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a"}]}))
+    events = [event(n, service="b" if n == 2 else "a") for n in range(4)]
+    for _ in range(3):
+        peer = made.connect()
+        peer.send(frames(*events))
+        made.settle()
+        assert peer.acks == [(2, 4)]
+        peer.lose()
+    assert [record.payload for record in made.records_of("a")] == [events[n] for n in (0, 1, 3)]
+
+
+def test_windows_of_a_whole_fleet_are_recognized_after_a_start_and_another(dropping: Any) -> None:
+    """The server is lost before any acknowledgement is read, and again while some of the writers have come back."""
+    made = dropping()
+    fleet = [[event(n, f"agent-{number}") for n in range(40)] for number in range(60)]
+    for returned in (60, 25, 60):
+        peers = [made.connect(port=6000 + n) for n in range(returned)]
+        for peer, events in zip(peers, fleet, strict=False):
+            peer.send(frames(*events[:20]) + frames(*events[20:]))
+        made.settle()
+        assert all(peer.acks == [(2, 20), (2, 20)] for peer in peers)
+        restart(made, *peers)
+    assert len(made.payloads) == 60 * 40
+
+
 def test_event_is_stored_if_only_another_stream_has_its_record(dropping: Any) -> None:
     made = dropping()
     made.connect().send(frames(event(1)))
@@ -647,28 +626,6 @@ def test_event_is_stored_if_only_another_stream_has_its_record(dropping: Any) ->
     made.connect().send(frames(event(1)))
     made.settle()
     assert [len(made.records_of(name)) for name in ("lumberjack", "other")] == [1, 1]
-
-
-def test_repetitions_are_stored_by_default(server: Any) -> None:
-    made = server()
-    made.factory.doStart()
-    for _ in range(2):
-        peer = made.connect()
-        peer.send(frames(event(1)))
-        peer.lose()
-    assert (made.payloads, made.count("resent-dropped")) == ([event(1)] * 2, 0)
-
-
-def test_memory_of_the_index_is_a_part_of_the_budget(dropping: Any) -> None:
-    made = dropping(resent_events=3)
-    before = made.broker.budget.used
-    peer = made.connect()
-    for n in range(9):
-        peer.send(frames(event(n)))
-    peer.lose()
-    made.connect().send(frames(event(99)))
-    assert made.broker.budget.used - before == 3 * resent.ENTRY
-    assert made.count("resent-forgotten") == 6
 
 
 def test_listener_that_is_closed_gives_its_memory_back_with_its_last_connection(dropping: Any) -> None:
@@ -697,26 +654,6 @@ def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: floa
     made.connect().send(frames(event(1)))
     made.settle()
     assert made.payloads == [event(1)] * copies
-
-
-@pytest.mark.parametrize(
-    ("most", "more"), [(1024, -1), (1024, 0), (1024, 1), pytest.param(65_536, 0, marks=pytest.mark.slow)]
-)
-def test_number_of_remembered_events_is_the_option_resent_events(dropping: Any, most: int, more: int) -> None:
-    assert LumberjackSettings().resent_events == 65_536
-    made = dropping(resent_events=most)
-    of_connection, of_window = most // 8, most // 64
-    for first in range(0, most + more, of_connection):
-        peer = made.connect()
-        for at in range(first, min(first + of_connection, most + more), of_window):
-            peer.send(frames(*map(event, range(at, min(at + of_window, most + more)))))
-            made.settle()
-        peer.lose()
-    made.connect().send(frames(b"{}"))
-    made.settle()
-    forgotten = made.count("resent-forgotten")
-    assert made.factory.repetitions.suspects + forgotten == most + more
-    assert (forgotten > 0) is (more > 0)
 
 
 def test_unknown_value_of_the_option_is_refused() -> None:

@@ -66,45 +66,25 @@ def test_empty_windows_are_acknowledged_in_the_version_of_each() -> None:
     assert [(ack.version, ack.number) for ack in windows.acks()] == [(2, 7), (1, 0), (1, 0), (2, 0), (1, 0)]
 
 
-def test_partly_durable_run_is_acknowledged_only_when_all_of_it_is_durable() -> None:
+def test_window_is_acknowledged_only_when_all_of_it_is_durable() -> None:
     windows = made(2, 5)
     windows.receive(3, 3, True)
     windows.receive(2, 5, True)
-    windows.durable(1)
-    assert windows.partial_acks() == []
-    windows.durable(3)
-    assert [ack.number for ack in windows.partial_acks()] == [3]
+    windows.durable(4)
+    assert (numbers(windows), windows.silence_acks()) == ([], [])
     windows.durable(1)
     assert numbers(windows) == [5]
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_unverified_part_of_a_window_is_not_acknowledged(version: int) -> None:
+def test_unverified_window_is_not_acknowledged(version: int) -> None:
     windows = made(version, 2)
     windows.receive(1, 1, True)
     windows.receive(1, 2, False)
     windows.durable(2)
-    assert numbers(windows) == []
-    assert [ack.number for ack in windows.partial_acks()] == ([1] if version == 2 else [])
-    assert windows.partial_acks() == []
-    assert windows.silence_acks() == []
-    assert (len(windows.unsealed), windows.unverified) == (1, 1)
+    assert (numbers(windows), windows.silence_acks(), len(windows.unsealed)) == ([], [], 1)
     windows.seal()
-    assert numbers(windows) == [2]
-    assert (windows.unsealed, windows.unverified) == ([], 0)
-
-
-def test_verified_events_are_acknowledged_when_durable_even_if_the_next_frame_is_unverified() -> None:
-    windows = made(2, 9)
-    windows.receive(2, 2, False)
-    windows.seal()
-    windows.receive(3, 5, False)
-    windows.durable(2)
-    assert [ack.number for ack in windows.partial_acks()] == [2]
-    windows.durable(3)
-    assert windows.partial_acks() == []
-    windows.seal()
-    assert [ack.number for ack in windows.partial_acks()] == [5]
+    assert (numbers(windows), windows.unsealed) == ([2], [])
 
 
 def test_window_announced_in_a_compressed_frame_waits_for_the_end_of_the_frame() -> None:

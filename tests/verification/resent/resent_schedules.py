@@ -21,12 +21,15 @@ import json
 import random
 import sys
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 
 from fyrehose.errors import Closed
 from fyrehose.kernels import lumberjack as kernel
+from fyrehose.kernels.pure.lumberjack import FINGERPRINT
 from fyrehose.protocols.lumberjack import resent
+from fyrehose.protocols.lumberjack.ledger import Fingerprints
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.records import Run, column_of
 
@@ -111,7 +114,7 @@ class Agent:
         for batch in [each for each in self.flight if each.conn is conn]:
             self.flight.remove(batch)
             if batch.events[batch.acked :]:
-                self.retry.append(batch.events[batch.acked :])
+                self.retry.append(batch.events)  # a partial acknowledgement is forgotten with the connection
 
     def die(self):
         for conn in filter(None, self.conns):
@@ -176,7 +179,9 @@ class World:
     # The server:
 
     def start(self):
-        self.repetitions = Repetitions(self.read_journal, lambda: self.now, self.capacity, self.age)
+        self.repetitions = Repetitions(
+            self.read_journal, lambda stream: (1, self.durable), lambda: self.now, self.capacity, self.age
+        )
         end = self.durable
         while end:
             begin = max(0, end - 1 - end % 4)  # in runs of 1 to 4 records
@@ -197,6 +202,8 @@ class World:
         if not conn.open or not conn.out:
             return
         size, uids = conn.out.pop(0)
+        while self.repetitions.has_unread:
+            self.repetitions.read_more(1 << 20)
         if size:
             conn.ends.append(len(conn.entries) + size)
         events = [(uid, self.bytes_of(uid)) for uid in uids]
@@ -350,13 +357,31 @@ def _refused_is_durable(self, stretch, error):
     return _SETTLE(self, stretch, None)
 
 
-def _forgetful(self, sender):
+def _forgetful(self, sender, acknowledged):
     sender.recent.clear()
-    return _DISCONNECTED(self, sender)
+    return _DISCONNECTED(self, sender, acknowledged)
 
 
-def _only_durable(self, run):
-    found = _ORIGINALS(self, run)
+def _of_everything(self, run):
+    """Return fingerprints also of events without an identity."""
+    documents = (json.dumps(json.loads(bytes(each)), sort_keys=True).encode() for each in run.payloads())
+    return b"".join(blake2b(each, digest_size=FINGERPRINT).digest() for each in documents)
+
+
+def _of_the_fields(self, run):
+    return kernel.fingerprints(run.lengths, run.payload, self.identity.alternatives, False, bytes(32))
+
+
+def _of_the_bytes(self, run):
+    """Return fingerprints that the order of members changes."""
+    column = _of_the_fields(self, run)
+    found = (column[at : at + FINGERPRINT] for at in range(0, len(column), FINGERPRINT))
+    made = (blake2b(bytes(each), digest_size=FINGERPRINT).digest() for each in run.payloads())
+    return b"".join(one if any(each) else each for each, one in zip(found, made, strict=True))
+
+
+def _only_durable(self, column):
+    found = _ORIGINALS(self, column)
     return None if found is None else [each if each is None or each.run is None else None for each in found]
 
 
@@ -369,14 +394,9 @@ _BEGIN, _SETTLE, _DISCONNECTED, _ORIGINALS = (
 
 #: By rule: the replacements that remove the rule from the code.
 MISSING = {
-    "identity": lambda: {
-        (kernel, "identify"): lambda lengths, payload, fields: [
-            json.dumps(json.loads(bytes(each)), sort_keys=True).encode()
-            for each in Run(stream="", source="", lengths=lengths, payload=payload).payloads()
-        ]
-    },
-    "bytes": lambda: {(resent, "is_same"): lambda stored, payload: stored is not None},
-    "keys-in-any-order": lambda: {(resent, "is_same"): lambda stored, payload: stored == payload},
+    "identity": lambda: {(Fingerprints, "of"): _of_everything},
+    "whole-event": lambda: {(Fingerprints, "of"): _of_the_fields},
+    "members-in-any-order": lambda: {(Fingerprints, "of"): _of_the_bytes},
     "in-flight": lambda: {(Repetitions, "originals"): _only_durable},
     "durable": lambda: {(Sender, "begin"): _not_waiting},
     "turns-in-order": lambda: {(Sender, "take_durable"): _any_order},
@@ -384,7 +404,7 @@ MISSING = {
     "refused-forgotten": lambda: {(Sender, "refused"): lambda self, runs, error: None},
     "lost": lambda: {(Repetitions, "disconnected"): _forgetful},
     "acknowledged-windows": lambda: {(resent, "WINDOWS"): 0},
-    "half-open": lambda: {(Repetitions, "watch"): lambda self, stretch: None},
+    "half-open": lambda: {(Repetitions, "watch"): lambda self, stretch, found=None: None},
     "start": lambda: {(Repetitions, "recover"): lambda self, run, network: None},
 }
 

@@ -18,7 +18,6 @@ from world import Violation, World
 
 from fyrehose.errors import Closed
 from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME
 from fyrehose.protocols.lumberjack.plugin import plugin
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 
@@ -108,7 +107,6 @@ class Writer:
     name: str
     servers: tuple[str, ...]
     dropping: bool  #: whether the server drops what is sent again
-    limited: bool  #: whether the server refuses large windows, of which version 1 never gets a part acknowledged
     client: LumberjackClient = attrs.field(init=False)
     connections: int = 0
     connected: bool = False
@@ -123,7 +121,7 @@ class Writer:
             [Endpoint(self.world, self.name, PORT, partial(Tap, self.history, version), servers=self.servers)],
             version=version,
             compression=dice.choice((0, 3)),
-            window=1 if self.limited and version == 1 else dice.choice((1, 5, 50)),
+            window=dice.choice((1, 5, 50)),
             pipelining=dice.choice((1, 2, 5)),
             on_state=self._state,
             connection_options=attrs.evolve(
@@ -181,20 +179,16 @@ class Lumberjack:
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
         self.world = world
-        # The server refuses larger windows, and a client then sends them in parts; two events must fit, or this
-        # outlasts CALM.
-        largest = MAX_FRAME if world.large else world.random.choice((MAX_FRAME, 8_000, 20_000))
         dropping = world.seed % 2 == 1
-        settings = LumberjackSettings(max_frame=largest, resent="drop" if dropping else "store")
+        # Windows and their compressed frames may exceed any limit of an event.
+        largest = 1 << 30 if world.large else world.random.choice((1 << 30, 1 << 20, 2 << 20))
+        settings = LumberjackSettings(resent="drop" if dropping else "store", max_frame=largest)
         server.listen(
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             plugin.abilities.only_leading,
         )
         count = herd or world.random.randint(1, 3)
-        limited = largest < MAX_FRAME
-        self.writers = [
-            Writer(world, history, f"lumberjack-{n}", server.names, dropping, limited) for n in range(count)
-        ]
+        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names, dropping) for n in range(count)]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:
