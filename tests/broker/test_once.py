@@ -75,7 +75,7 @@ def test_only_a_follower_reads_keys_from_the_journal_and_only_new_ones() -> None
     broker.durable({STREAM: 1})
     assert set(read) == {1}
     read.clear()
-    broker.publish([Run.of(STREAM, [b"of the leader"], source=SOURCE)])
+    broker.publish([], [Run.of(STREAM, [b"of the leader"], source=SOURCE)])
     broker.durable({STREAM: 2})
     assert read == [2]
     broker.state_changed(JournalState.WRITABLE, "this server leads")
@@ -273,7 +273,7 @@ def test_records_without_a_holder_count_for_one_holder() -> None:
 def test_records_that_are_invalid_or_of_others_are_ignored(payload: bytes) -> None:
     journal = MemoryJournal()
     broker = make(journal)
-    broker.publish([Run.of(STREAM, [payload], source=SOURCE), Run.of(STREAM, [b"x"], source="figg")])
+    broker.publish([], [Run.of(STREAM, [payload], source=SOURCE), Run.of(STREAM, [b"x"], source="figg")])
     publish_once(broker, [draft(b"a")], "k")
     assert publish_once(make(journal), [draft(b"a")], "k").result == 1
 

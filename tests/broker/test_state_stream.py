@@ -56,7 +56,7 @@ class World:
             self.state,
             self.journal.read,
             self.journal.bounds,
-            lambda runs: self.broker.publish(runs),
+            lambda runs: self.broker.publish([], runs),
             everything=lambda: [b"0 =%d" % self.appended],
             checkpoint_bytes=100,
         )
@@ -138,7 +138,7 @@ def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
 def test_records_of_other_sources_change_nothing() -> None:
     world = World()
     world.add(5)
-    world.broker.publish([Run.of(STREAM, [b"0 =0", b"not a number"], source="figg")])
+    world.broker.publish([], [Run.of(STREAM, [b"0 =0", b"not a number"], source="figg")])
     assert world.replayed() == (5, Replayed(last=3))
 
 
@@ -156,7 +156,7 @@ def test_missing_records_are_counted_since_the_checkpoint() -> None:
 @pytest.mark.parametrize("payload", [b"", b"x +1", b"0 +x"])
 def test_an_invalid_record_stops_the_replay(payload: bytes) -> None:
     world = World()
-    world.broker.publish([Run.of(STREAM, [payload], source=SOURCE)])
+    world.broker.publish([], [Run.of(STREAM, [payload], source=SOURCE)])
     with pytest.raises(JournalCorrupt, match=r"record 1 of stream \.state cannot be replayed"):
         world.replayed()
 
@@ -201,7 +201,7 @@ def test_a_damaged_record_stops_the_replay_of_a_follower_and_fails_its_take_over
     world.add(1)
     follower = World(world.journal)
     follower.stream.open()
-    world.broker.publish([Run.of(STREAM, [b"0 +x"], source=SOURCE)])
+    world.broker.publish([], [Run.of(STREAM, [b"0 +x"], source=SOURCE)])
     follower.stream.follow()
     world.add(1)
     reads: list[int] = []

@@ -28,7 +28,10 @@ class World:
         self.service.startService()
 
     def publish(self, *streams: str) -> None:
-        self.broker.publish([Run.of(stream, [b"x"], source="test") for stream in streams])
+        runs = [Run.of(stream, [b"x"], source="test") for stream in streams]
+        self.broker.publish(
+            [run for run in runs if run.stream[0] != "."], [run for run in runs if run.stream[0] == "."]
+        )
         self.journal.commit()
 
     def expire(self, *streams: str) -> None:

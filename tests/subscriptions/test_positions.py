@@ -24,7 +24,7 @@ def stored(*records: Run) -> MemoryJournal:
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
     for record in records:
-        broker.publish([record])
+        broker.publish([], [record])
     return journal
 
 

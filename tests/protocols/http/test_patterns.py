@@ -91,7 +91,7 @@ def test_a_pattern_with_more_stars_or_bytes_is_refused(path: str, pattern: str) 
 
 def test_streams_of_the_server_are_not_listed() -> None:
     world = World()
-    world.publish(".own", b"x")
+    world.broker.publish([], [Run.of(".own", [b"x"], source="test")])
     assert [each["name"] for each in world.ask("GET /streams?match=.*").answer()[1]["streams"]] == []
     assert world.ask("GET /streams").answer()[1]["matching"] == 3
 
