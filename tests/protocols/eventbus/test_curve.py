@@ -112,7 +112,7 @@ def test_an_unknown_key_is_refused_with_the_status_of_zap() -> None:
     assert "400" in str(ours[-1].error)
 
 
-@pytest.mark.parametrize("key", [new_keys().public, bytes(32), b"\xff" * 32])
+@pytest.mark.parametrize("key", [new_keys().public, bytes(32), b"\xff" * 32], ids=["other", "zeros", "ones"])
 def test_a_wrong_server_key_is_refused(key: bytes) -> None:
     one, other = client(server_key=new_keys().public), server()
     _, theirs = converse(one, other)
