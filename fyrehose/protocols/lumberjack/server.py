@@ -27,7 +27,7 @@ from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun, too_large
+from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
 from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
 from fyrehose.protocols.lumberjack.ledger import EventIdentity, identity
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
@@ -229,7 +229,11 @@ class LumberjackProtocol(SessionProtocol):
             return
         if self._sender is not None:
             self._sender.begin(1, 1, ())
-        error = PayloadTooLarge(str(too_large(size, self.settings.max_frame)))
+        limit = self.settings.max_frame
+        error = PayloadTooLarge(
+            f"an event of {size} bytes; the limit is {limit}; lower the max_bytes of the writer's input, or raise the "
+            "option lumberjack.max-frame"
+        )
         if not self.keep_refused([run], None, error, size):
             self.refused(error)
 
