@@ -51,7 +51,7 @@ BOUNDARIES = {
     "lumberjack.idle_timeout": (
         "tests/protocols/lumberjack/test_server.py::test_idle_connection_is_closed_without_a_log_line"
     ),
-    "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_a_frame_may_be_as_large_as_the_limit",
+    "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_an_event_may_be_as_large_as_the_limit",
     "relink.max_payload": "tests/protocols/relink/test_link_limits.py::test_message_size_limit_is_inclusive",
     "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
     "relink.window": ("tests/protocols/relink/test_link_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),

@@ -419,6 +419,8 @@ def test_req_and_push_sockets_at_collector_are_refused_with_a_remedy(serve: Any,
         server.wait_for(said)
         socket.close()
         time.sleep(1.1)  # a cause is logged once a second
+    bus.collector().send_multipart(event(1))
+    assert len(bus.history(1)) == 1, "others are served"
 
 
 def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:

@@ -169,7 +169,7 @@ def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ran
 
 def _acknowledges_what_is_received(self: LumberjackWindows) -> Any:
     for window in takewhile(lambda each: each.finished and each.sealed, self.unacknowledged):
-        window.durable = window.received
+        window.pending = 0
     return _acks(self)
 
 
