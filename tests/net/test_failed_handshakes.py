@@ -12,9 +12,11 @@ import attrs
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.task import Clock
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
@@ -87,6 +89,17 @@ class TLSClient:
         self.protocol.connectionLost(Failure(ConnectionDone()))
 
 
+@implementer(IOpenSSLContextFactory)
+@attrs.frozen
+class OfEndpoint:
+    """Makes connections with *context* as endpoint strings do it."""
+
+    context: Any
+
+    def getContext(self) -> Any:
+        return self.context
+
+
 class World:
     """A server that asks for certificates, and its clock."""
 
@@ -107,7 +120,7 @@ class World:
         self.inner = ToyFactory(self.broker, chosen, self.clock)
         tls = chosen.tls("toy")
         assert tls is not None
-        around = TLSMemoryBIOFactory(tls, False, self.inner, self.clock)
+        around = TLSMemoryBIOFactory(OfEndpoint(tls.files.context), False, self.inner, self.clock)
         self.outer = around if of_twisted else TLSFactory(tls, self.inner, self.clock)
 
     def connect(self, context: ssl.SSLContext, host: str = ATTACKER) -> TLSClient | None:

@@ -118,6 +118,8 @@ class ServerAddress:
             raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
+        if self.plugin.abilities.own_connections:
+            return ClientTarget(reactor, self.host, self.port, process_exception=self.failures)
         places = ((self.host, self.port), *self.others)
         endpoints = [self._one_server(reactor, host, port) for host, port in places]
         endpoint = AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]

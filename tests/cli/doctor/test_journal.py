@@ -171,6 +171,8 @@ def test_backup_ahead_of_the_journal_is_an_error(data: Path, tmp_path: Path) -> 
 
 def test_backup_whose_end_is_unknown_is_a_warning(data: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(copied(data, tmp_path / "b"), tmp_path / "copy"))
+    write(data, first=2)
+    shutil.copy(copied(data, tmp_path / "newer") / "MARK", place / "MARK")  # as a copy that ends between two batches
     (place / "END").unlink()
     (found,) = backups(data, (place,), DAY_S)
     assert (found.level, found.what.partition(":")[0]) == (Level.WARNING, "its end is unknown")

@@ -86,7 +86,8 @@ def copied(server: Any) -> MemoryJournal:
     broker.open()
     for stream in (".relink/x", "s"):
         for run in server.journal.read(stream, 1, 1 << 30):
-            broker.publish([attrs.evolve(run, first_seq=0, time=0)])
+            again = [attrs.evolve(run, first_seq=0, time=0)]
+            broker.publish([], again) if stream[0] == "." else broker.publish(again)
     return journal
 
 

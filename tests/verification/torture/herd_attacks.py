@@ -460,12 +460,11 @@ def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    """Send a bad frame again and again; check that a stored frame is acknowledged once, then not inflated."""
+    """Send a window that breaks the protocol within it again and again; check that it is never acknowledged."""
     events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
     body = zlib.compress(events + b"2A" + bytes(4), 0)
     frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
     sent = acknowledged = 0
-    began = time.monotonic()
     while not stopped(0):
         peer = connect(ports["lumberjack"], address)
         if peer is None:
@@ -475,9 +474,8 @@ def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
             peer.sendall(frame)
             while answer := peer.recv(6, socket.MSG_WAITALL):
                 acknowledged += answer[2:] != bytes(4)
-    most = 1 + int((time.monotonic() - began) / 60)
-    wrong = f"{acknowledged} of {sent} frames were stored and acknowledged; expected 1 to {most}"
-    return f"sent {sent} frames, {acknowledged} acknowledged", [wrong] * (not 1 <= acknowledged <= most)
+    wrong = f"{acknowledged} of {sent} windows that were not complete were acknowledged"
+    return f"sent {sent} frames, {acknowledged} acknowledged", [wrong] * (acknowledged > 0)
 
 
 def handshakes(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
