@@ -85,7 +85,7 @@ class Nobody:
     def durable(self, ends):
         pass
 
-    def settle(self, items, error):
+    def settle(self, items):
         pass
 
 
