@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from fyrehose.net.lifecycle import Timers
 
+#: The shortest time between two checks, in seconds: a silence may be too short by a rounding error of the clock, and a
+#: timer of that error would be due at the same time again and again.
+LEAST = 0.001
+
 
 class PingsSilentPeer:
     """A mixin for connections: it pings a silent peer, and gives the peer up if the silence lasts.
@@ -53,4 +57,5 @@ class PingsSilentPeer:
             self.ping()
         left = self.ping_after - silence if silence < self.ping_after else self.ping_after
         # Without the minimum, a silence that is no multiple of `ping_after` would be noticed late.
-        self.timers.start(left if self.unheard else min(left, self.drop_after - silence), self._check_silence)
+        left = left if self.unheard else min(left, self.drop_after - silence)
+        self.timers.start(max(left, LEAST), self._check_silence)

@@ -53,3 +53,28 @@ def test_peer_is_pinged_but_not_given_up_while_it_is_not_read() -> None:
     connection.keep_alive()
     connection.clock.pump([1] * 100)
     assert connection.done == [15, 30, 45, 60, 75, 90]
+
+
+class EndlessTurn(Clock):
+    """A clock that fails instead of calling functions for ever at one time."""
+
+    started = 0
+
+    def callLater(self, delay: float, call: Any, *args: object, **kw: object) -> Any:
+        self.started += 1
+        assert self.started < 100, "the check starts itself again and again at the same time"
+        return super().callLater(delay, call, *args, **kw)
+
+
+def test_a_silence_that_is_too_short_by_a_rounding_error_ends_a_moment_later() -> None:
+    connection = Connection()
+    connection.clock = EndlessTurn()
+    connection.timers = Timers(connection.clock)
+    connection.ping_after, connection.drop_after = 1, 3
+    connection.clock.advance(3.1)
+    connection.keep_alive()
+    connection.clock.pump([1, 1, 1])
+    assert 6.1 - 3.1 < 3, "the clock adds and subtracts with rounding errors"
+    connection.clock.advance(0.01)
+    (_, silence) = connection.done[-1]
+    assert silence >= 3, "the peer is given up"
