@@ -241,6 +241,10 @@ def clean_reactor() -> Iterator[None]:
     """Fail the test if it leaves a timer or a port in the real reactor."""
     before = set(reactor.getReaders()) | set(reactor.getWriters())  # type: ignore[attr-defined]
     yield
+    now = reactor.seconds()  # type: ignore[attr-defined]
+    if any(call.getTime() <= now for call in reactor.getDelayedCalls()):  # type: ignore[attr-defined]
+        # Twisted calls resolveAddress in the next turn, also for an attempt to connect that was cancelled in this one.
+        pytest_twisted.blockon(deferLater(reactor, 0, lambda: None))  # type: ignore[arg-type]
     left = [str(call) for call in reactor.getDelayedCalls() if call.active()]  # type: ignore[attr-defined]
     for call in reactor.getDelayedCalls():  # type: ignore[attr-defined]
         call.cancel()
