@@ -167,7 +167,7 @@ class InFlight:
 
 @attrs.define(eq=False)
 class Account:
-    """What one connection has in flight; all sizes are in bytes.
+    """Count the bytes that one connection has in flight.
 
     :ivar share: the share of the connection's network
     :ivar held: publishes that are not durable yet
@@ -334,7 +334,7 @@ class Account:
 
 
 class UnreadMemory(FairShare[LargeAnswer]):
-    """What peers leave unread, as far as it is large; all sizes are in bytes."""
+    """Count the bytes that peers leave unread, where they are many."""
 
     def keep(self, answer: LargeAnswer, size: int) -> None:
         """Add an *answer* that was written and is not read; the network with the most loses its oldest data instead."""

@@ -40,7 +40,7 @@ _EXPECTED = f"{FILEBEAT}, or up to 8 fields, such as @metadata._id or agent.id,l
 
 @attrs.frozen
 class EventIdentity:
-    """What makes an event the same as another one, by the option ``identity``.
+    """Say what makes an event the same as another one, by the option ``identity``.
 
     :ivar text: the option as it was typed: ``filebeat``, or fields with commas between them
     """

@@ -1,4 +1,4 @@
-"""What a DEALER of libzmq 4.3.5 sent by CURVE, and what it was answered.
+"""Bytes that a DEALER of libzmq 4.3.5 sent by CURVE, and the answers to them.
 
 The server's secret key was 32 times "s", the client's 32 times "c", and the server's random bytes those of
 ``test_curve.Dice(SEED)``.  The client sent a message of three frames, and received one of two.

@@ -91,7 +91,7 @@ class Violation(Exception):
 
 
 class Role(Enum):
-    """What a group is to a stream."""
+    """The part of a group in a stream."""
 
     ABSENT = "absent"
     COPYING = "copying"
@@ -118,7 +118,7 @@ class Stream:
 
 @attrs.frozen
 class Decision:
-    """What the map says about a stream; *target* is None unless the stream moves."""
+    """An entry of the map for a stream; *target* is None unless the stream moves."""
 
     epoch: int
     home: int
