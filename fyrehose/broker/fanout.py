@@ -168,7 +168,7 @@ class Cursor:
         place, fanout = self.place, self.place.fanout
         delivery = fanout._delivery(self) if self.position < place.last else None
         if delivery is None:
-            fanout.ready(self, read_all=True)
+            fanout._skip_rest(self)
             return 0
         expected = self.position + 1
         last = self.position = delivery.last_seq
@@ -184,12 +184,7 @@ class Cursor:
             if taken is not None and taken < last:
                 self._take_back(delivery, taken)
         except BaseException as failure:
-            # GeneratorExit and asyncio's CancelledError, too: this call is part of a commit, whose publishers wait.
-            log.failure(
-                "a subscription to stream {stream!r} ends: its sink failed; please report this bug",
-                stream=self.place.stream,
-            )
-            fanout._end(self, failure if isinstance(failure, Exception) else RuntimeError(repr(failure)))
+            fanout._sink_failed(self, failure)
         if not self.paused:
             fanout.ready(self)
         return delivery.size
@@ -292,18 +287,14 @@ class Fanout:
         for key in [key for key in self._recent if key[0] == stream]:
             self._recent_size -= self._recent.pop(key).size
 
-    def ready(self, cursor: Cursor, read_all: bool = False) -> None:
-        """Queue *cursor* for its next delivery, unless it is at the end of its stream, where it waits for new records.
-
-        :param read_all: whether a read has found no record, although the cursor is not at the last number, because the
-            remaining records are too old to be served
-        """
+    def ready(self, cursor: Cursor) -> None:
+        """Queue *cursor* for its next delivery; at the end of its stream it waits for new records."""
         if cursor.placed or cursor.stopped:
             return
         place = cursor.place
         if self._ended is not None:
             self._end(cursor, self._ended)
-        elif cursor.position < place.last and not read_all:
+        elif cursor.position < place.last:
             cursor.placed = True
             self.turns.ready(cursor, cursor.network)
         else:
@@ -365,6 +356,24 @@ class Fanout:
             self._end(cursor, failure)
             return None
         return delivery
+
+    def _skip_rest(self, cursor: Cursor) -> None:
+        """Move *cursor* to the end of its stream, because no read finds the rest: it is too old to be served."""
+        first, last = cursor.position + 1, cursor.place.last
+        if first <= last and not cursor.stopped:
+            cursor.position = last
+            try:
+                cursor.sink.skipped(first, last)
+            except BaseException as failure:
+                self._sink_failed(cursor, failure)
+        self.ready(cursor)
+
+    def _sink_failed(self, cursor: Cursor, failure: BaseException) -> None:
+        # GeneratorExit and asyncio's CancelledError, too: this call is part of a commit, whose publishers wait.
+        log.failure(
+            "a subscription to stream {stream!r} ends: its sink failed; please report this bug", stream=cursor.stream
+        )
+        self._end(cursor, failure if isinstance(failure, Exception) else RuntimeError(repr(failure)))
 
     def _share(self, delivery: Delivery, start: int = 0) -> None:
         """Keep *delivery* for cursors whose next number is *start*, or the first number of *delivery*."""

@@ -144,6 +144,9 @@ def test_expired_records_are_not_delivered_although_they_were_delivered_to_other
     oldest = 4
     late = delivered()
     assert (late.payloads, late.gaps) == ([b"4", b"5"], [(1, 3)])
+    oldest = 6
+    late = delivered()
+    assert (late.payloads, late.gaps) == ([], [(1, 5)]), "told at once, not with the next record"
 
 
 def test_nothing_is_delivered_before_the_subscription_is_resumed(server: Server) -> None:
