@@ -17,6 +17,7 @@ from enum import Enum
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from math import inf
+from pathlib import Path
 from posixpath import join
 from typing import Any, TypeVar
 
@@ -236,9 +237,37 @@ class FileContent:
     about: str = ""
 
     @classmethod
-    def of(cls, data: bytes, about: str = "") -> FileContent:
-        """Return the content *data* of a file."""
-        return cls(sha256(data).digest(), about)
+    def of(cls, data: bytes) -> FileContent:
+        """Return the content *data* of a file; the first certificate in it is described by its serial and its end."""
+        return cls(sha256(data).digest(), _certificate(data) if b"BEGIN CERTIFICATE" in data else "")
+
+    @classmethod
+    def at(cls, path: str) -> FileContent:
+        """Return the content of the file *path*; if it cannot be read, the reason is what it says."""
+        try:
+            return cls.of(Path(path).read_bytes())
+        except OSError as error:
+            return cls(b"", f"cannot be read: {error.strerror}")
+
+
+def _certificate(data: bytes) -> str:
+    from cryptography.x509 import load_pem_x509_certificates  # most commands start sooner without it
+
+    try:
+        found = load_pem_x509_certificates(data)[0]
+    except ValueError:
+        return ""
+    return f"serial {found.serial_number:X}, until {found.not_valid_after_utc:%Y-%m-%d}"
+
+
+def files_of(settings: Any) -> dict[str, str]:
+    """Return the paths of the files that the options of *settings* name, by option."""
+    values = {field.name: getattr(settings, field.name) for field in options_of(type(settings)) if _is_path(field)}
+    return {name: path for name, path in values.items() if path}
+
+
+def _is_path(field: attrs.Attribute[Any]) -> bool:
+    return isinstance(field.metadata["convert"], FilePath)
 
 
 def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,8 +106,7 @@ class TLSSettings(TCPSettings):
                     context.add_client_ca(authority)
             required = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if self.tls_client_auth == "required" else 0
             context.set_verify(SSL.VERIFY_PEER | required)
-        about = {"tls_certificate": f"serial {own.serial_number:X}, until {own.not_valid_after_utc:%Y-%m-%d}"}
-        return TLSFiles(context, {name: FileContent.of(data[name], about.get(name, "")) for name in names})
+        return TLSFiles(context, {name: FileContent.of(data[name]) for name in names})
 
     @property
     def _key_option(self) -> tuple[str, str]:

@@ -56,7 +56,19 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.endpoints import flaw_of
-from fyrehose.options import build, count, duration, one_of, option, size, suggestion, within
+from fyrehose.options import (
+    FileContent,
+    build,
+    count,
+    duration,
+    files_of,
+    one_of,
+    option,
+    size,
+    suggestion,
+    typed,
+    within,
+)
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
 from fyrehose.subscriptions.named import MOST_NAMED
 from fyrehose.toml_files import Mistake, are_tables, inside, key, read, scalar, shown, structured, text, texts
@@ -67,11 +79,15 @@ SCOPES = ("journal", "server")
 Options = dict[str, dict[str, Any]]
 
 _LIMITS = PeerLimits()
+#: The parts of an ``ssl:`` endpoint that name files.
+_FILES = "privateKey|certKey|extraCertChain|dhParameters"
 #: A relative path in an endpoint string, in which a backslash quotes a colon.
 _ENDPOINT_PATH = re.compile(
-    r"(^unix:(?:address=)?|:(?:privateKey|certKey|extraCertChain|dhParameters)=)"
+    rf"(^unix:(?:address=)?|:(?:{_FILES})=)"
     r"((?!/|address=)(?:\\.|[^:\\])+)"
 )
+#: The path of a key or a certificate in an endpoint string.
+_ENDPOINT_FILE = re.compile(rf":({_FILES})=((?:\\.|[^:\\])+)")
 
 
 @attrs.frozen(kw_only=True)
@@ -157,6 +173,24 @@ class Config:
     streams: StreamRules = UNLIMITED
     #: the options of a cluster; None: the server is in no cluster
     replication: ReplicationSettings | None = None
+    #: What :attr:`files` had when the configuration was read.
+    contents: Mapping[str, FileContent] = attrs.Factory(
+        lambda self: {name: FileContent.at(path) for name, path in self.files.items()}, takes_self=True
+    )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Return the paths of the files that no listener reads again, which ``[replication]`` and endpoints name.
+
+        :return: by the option, such as ``replication.tls-key``, or by the endpoint's part, ``figg.certKey=PATH``
+        """
+        named = {} if self.replication is None else files_of(self.replication)
+        found = {f"replication.{typed(name)}": path for name, path in named.items()}
+        for listener in self.listeners:
+            for part in _ENDPOINT_FILE.finditer(listener.endpoint):
+                path = re.sub(r"\\(.)", r"\1", part[2])
+                found[f"{listener.name}.{part[1]}={path}"] = path
+        return found
 
 
 def parse_listen(text: str) -> tuple[str, str]:

@@ -41,6 +41,8 @@ CHANGEABLE: dict[str, tuple[str, ...]] = {
 }
 #: Parts of a configuration that need a restart.
 FIXED_PARTS = ("data_dir", "log_format", "replication")
+#: Files that are read again for each connection to NATS, or to another server's journal.
+READ_AGAIN = ("replication.credentials", "replication.password-file", "replication.token-file")
 
 
 @attrs.define(eq=False)
@@ -100,14 +102,14 @@ class Reloading:
 
         :raises ConfigError: a part of the new configuration cannot be used
         """
-        now = self.config
+        now, contents = self.config, self._contents(plan, config)
         for name in FIXED_PARTS:
             if _values(config)[name] != _values(now)[name]:
                 plan.restart.append(f"{typed(name)} needs a restart")
                 config = attrs.evolve(config, **{name: _values(now)[name]})
         journal = self._settings(plan, "journal", now.journal, config.journal)
         server = self._settings(plan, "server", now.server, config.server)
-        config = attrs.evolve(config, journal=journal, server=server)
+        config = attrs.evolve(config, journal=journal, server=server, contents=contents)
         if config.log_level != now.log_level:
             plan.changed.append(f"log-level: {now.log_level} -> {config.log_level}")
         if config.policy != now.policy:
@@ -126,6 +128,14 @@ class Reloading:
         plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in _differences(scope, now, then, fixed)]
         plan.changed += _differences(scope, now, then, changeable)
         return attrs.evolve(then, **kept)
+
+    def _contents(self, plan: _Plan, config: Config) -> dict[str, FileContent]:
+        """Add the files of *config* that were replaced to *plan*; return the contents that are in use."""
+        now, then, used = self.config.contents, config.contents, self.config.files
+        again = {name: then[name] for name in READ_AGAIN if name in then and config.files[name] == used.get(name)}
+        plan.changed += _replaced(now, again)
+        plan.restart += [f"{line}; needs a restart" for line in _replaced({**now, **again}, then)]
+        return {name: now.get(name, content) for name, content in then.items()} | again
 
     def _plan_listeners(self, plan: _Plan, config: Config) -> None:
         wanted = {key_of(each): each for each in config.listeners}
@@ -159,7 +169,8 @@ class Reloading:
         if changing:
             kept = {name: _values(now)[name] for name in fixed}
             prepared = service.prepare(attrs.evolve(reduced, **kept))
-            plan.changed += _replaced(listener.name, service.contents, prepared.contents)
+            contents = (_named(listener.name, each.contents) for each in (service, prepared))
+            plan.changed += _replaced(*contents)
             plan.apply.append(prepared.apply)
             used = attrs.evolve(listener, settings=attrs.evolve(then, **kept))
             plan.apply.append(lambda: self.stack.listeners.show(used, service))
@@ -199,10 +210,15 @@ def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> lis
     return lines
 
 
-def _replaced(scope: str, now: Mapping[str, FileContent], then: Mapping[str, FileContent]) -> list[str]:
+def _named(scope: str, contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
+    """Return *contents* by the options as they are typed: ``figg.tls-certificate``."""
+    return {f"{scope}.{typed(name)}": content for name, content in contents.items()}
+
+
+def _replaced(now: Mapping[str, FileContent], then: Mapping[str, FileContent]) -> list[str]:
     """Return the options whose files have another content: ``figg.tls-certificate: serial 1F, until 2030-01-31``.
 
     :param now: the contents in use, by option
     """
     changed = [(name, content) for name, content in then.items() if now.get(name, content) != content]
-    return [f"{scope}.{typed(name)}: {content.about or 'the file has another content'}" for name, content in changed]
+    return [f"{name}: {content.about or 'the file has another content'}" for name, content in changed]

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from cryptography.x509 import load_pem_x509_certificate
-from twisted.internet.defer import maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 
@@ -19,9 +19,9 @@ from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.server.config import ServerSettings
+from fyrehose.server.config import Config, ServerSettings
 from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
-from fyrehose.server.reloading import CHANGEABLE
+from fyrehose.server.reloading import CHANGEABLE, Reloading
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal, RecordingSink
 from fyrehose.testing.certificates import Authority
@@ -259,18 +259,8 @@ def test_idle_streams_are_retired_after_a_reload_that_enables_it(world: World) -
 
 
 def test_a_replaced_file_is_named_even_if_no_option_differs(world: World, log_lines: list[str]) -> None:
-    authority = Authority(world.folder)
-
-    def renew() -> str:
-        """Replace the certificate and its key; return the new certificate as a reload describes it."""
-        issued = authority.issue("server", "localhost")
-        data = Path(issued.certificate).read_bytes()
-        (world.folder / "own.pem").write_bytes(data + Path(issued.key).read_bytes())
-        certificate = load_pem_x509_certificate(data)
-        ends = certificate.not_valid_after_utc.date().isoformat()
-        return f"serial {certificate.serial_number:X}, until {ends}"
-
-    renew()
+    authority, own = Authority(world.folder), world.folder / "own.pem"
+    renewed(authority, own)
     world.write("0123456789abcdef\n", "token")
     world.reload(PAGE + ENCRYPTED)
     assert world.reload() == ReloadAnswer()
@@ -278,11 +268,58 @@ def test_a_replaced_file_is_named_even_if_no_option_differs(world: World, log_li
     assert world.reload() == ReloadAnswer()
     world.write("fedcba9876543210\n", "token")
     assert world.reload().changed == ("admin.token-file: the file has another content",)
-    renewed = renew()
+    about = renewed(authority, own)
     log_lines.clear()
-    assert world.reload().changed == (f"figg/tls.tls-certificate: {renewed}",)
-    assert log_lines == [f"reload: figg/tls.tls-certificate: {renewed}", "reloaded"]
+    assert world.reload().changed == (f"figg/tls.tls-certificate: {about}",)
+    assert log_lines == [f"reload: figg/tls.tls-certificate: {about}", "reloaded"]
     assert world.reload() == ReloadAnswer()
+
+
+def renewed(authority: Authority, file: Path) -> str:
+    """Write another certificate and its key into *file*; return the certificate as a reload describes it."""
+    issued = authority.issue("server", "localhost")
+    data = Path(issued.certificate).read_bytes()
+    file.write_bytes(data + Path(issued.key).read_bytes())
+    certificate = load_pem_x509_certificate(data)
+    ends = certificate.not_valid_after_utc.date().isoformat()
+    return f"serial {certificate.serial_number:X}, until {ends}"
+
+
+def test_a_replaced_file_that_is_read_only_at_a_start_needs_a_restart(world: World) -> None:
+    authority, own = Authority(world.folder), world.folder / "own.pem"
+    (world.folder / "nats.password").write_text("one")
+    renewed(authority, own)
+    world.write(
+        '[listen]\nfigg = "ssl:8119:privateKey=own.pem:interface=127.0.0.1"\n[replication]\nname = "a"\n'
+        'servers = "tls://127.0.0.1:4222"\ntls-certificate = "own.pem"\ntls-key = "own.pem"\n'
+        'tls-authorities = "nowhere.pem"\nuser = "a"\npassword-file = "nats.password"\n'
+    )
+
+    def read() -> Config:
+        options = Options()
+        options.parseOptions(["--config", str(world.folder / "fyrehose.toml")])
+        return options.resolve()
+
+    reloading = Reloading(read(), read, world.server.stack)
+
+    def reload() -> ReloadAnswer:
+        answers: list[ReloadAnswer] = []
+        Deferred.fromCoroutine(reloading.reload()).addCallback(answers.append)
+        return answers[0]
+
+    reload()  # opens the listener, and closes those of PAGE
+    assert reload() == ReloadAnswer()
+    about = renewed(authority, own)
+    (world.folder / "nats.password").write_text("another")
+    answer = reload()
+    assert answer.changed == ("replication.password-file: the file has another content",)
+    of_ssl = f"figg.privateKey={own}"
+    assert sorted(answer.restart) == [
+        f"{name}: {about}; needs a restart" for name in (of_ssl, "replication.tls-certificate", "replication.tls-key")
+    ]
+    assert reload() == attrs.evolve(answer, changed=()), "what needs a restart is said again"
+    (world.folder / "nats.password").unlink()
+    assert reload().changed == ("replication.password-file: cannot be read: No such file or directory",)
 
 
 def test_a_failed_reload_is_not_logged_as_success(world: World, log_lines: list[str]) -> None:

@@ -113,11 +113,8 @@ def checked(source: ConfigSource) -> Iterator[Finding]:
     yield from _policy(config)
     for listener in config.listeners:
         yield from _listener(listener, config)
-    if config.replication is not None:
-        options = attrs.asdict(config.replication, recurse=False)
-        for name in ("credentials", "key", "token_file", "password_file"):
-            if options[name]:
-                yield from permissions(Path(options[name]), f"replication.{typed(name)}", private=True)
+    for name, path in config.files.items():
+        yield from _fixed_file(name, Path(path))
 
 
 def _retention(config: Config, where: str) -> Iterator[Finding]:
@@ -185,10 +182,23 @@ def _listener(listener: ListenerConfig, config: Config) -> Iterator[Finding]:
         yield from _certificate(Path(options["tls_certificate"]), holds_key=not options.get("tls_key"), where=where)
 
 
-def _certificate(path: Path, holds_key: bool, where: str) -> Iterator[Finding]:
+def _fixed_file(name: str, path: Path) -> Iterator[Finding]:
+    """Report about a file that a running server does not read again: see :attr:`.Config.files`."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        data = b""  # permissions() reports it
+    if b"BEGIN CERTIFICATE" in data:
+        yield from _certificate(path, b"PRIVATE KEY" in data, name, "restart the server")
+    else:
+        yield from permissions(path, name, private=b"DH PARAMETERS" not in data)
+
+
+def _certificate(path: Path, holds_key: bool, where: str, then: str = "`fyrehose reload`") -> Iterator[Finding]:
     """Report when the server's certificate expires.
 
     :param holds_key: whether the file has the private key, too
+    :param then: what makes a server use the renewed certificate
     """
     yield from permissions(path, "certificate", private=holds_key)
     try:
@@ -207,9 +217,9 @@ def _certificate(path: Path, holds_key: bool, where: str) -> Iterator[Finding]:
     left = ends - datetime.now(UTC)
     day = ends.strftime("%Y-%m-%d")
     if left < timedelta():
-        advice = "renew it, then `fyrehose reload`"
-        yield Finding(Level.ERROR, "certificate", f"ended on {day}: clients refuse {where}", str(path), advice)
+        what = f"ended on {day}: peers refuse {where}"
+        yield Finding(Level.ERROR, "certificate", what, str(path), f"renew it, then {then}")
     elif left < RENEW:
-        yield Finding(Level.WARNING, "certificate", f"ends on {day}", str(path), "renew it, then `fyrehose reload`")
+        yield Finding(Level.WARNING, "certificate", f"ends on {day}", str(path), f"renew it, then {then}")
     else:
         yield Finding(Level.OK, "certificate", f"valid until {day}", str(path))

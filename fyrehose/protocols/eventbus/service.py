@@ -24,7 +24,7 @@ from fyrehose.net.sockets import WAITING
 from fyrehose.net.twisted_private import tune_port
 from fyrehose.options import FileContent
 from fyrehose.protocols.eventbus.columns import PROTOCOL
-from fyrehose.protocols.eventbus.keys import Keys, load_clients, z85
+from fyrehose.protocols.eventbus.keys import Keys, load_clients
 from fyrehose.protocols.eventbus.server import (
     BusProtocol,
     CollectorProtocol,
@@ -62,7 +62,7 @@ class EventBusService(Service):
         self._reactor = reactor
         self._broker = broker
         self._host, self._first = host, port
-        self._keys = Keys.load(settings.server_key) if settings.server_key else None
+        self._keys = _load_keys(settings)
         factory = EventBusFactory if self._keys is None else CurveFactory
         self.factory = factory(broker, settings, reactor, self._mechanism)
         self.factory.clients = self._load_clients(settings)
@@ -105,20 +105,20 @@ class EventBusService(Service):
 
     @property
     def contents(self) -> Mapping[str, FileContent]:
-        """Return the keys of the clients."""
-        return _contents(self.factory.clients)
+        """Return the server's keys, and those of the clients."""
+        return _contents(self._keys, self.factory.clients)
 
     def prepare(self, settings: EventBusSettings) -> Prepared:
-        """Read the clients' keys again, and return what uses them and the rest of *settings*.
+        """Read all keys again, and return what uses them, for new connections, and the rest of *settings*.
 
         :raises ConfigError: the keys cannot be read
         """
-        clients = self._load_clients(settings)
-        return Prepared(partial(self._use, settings, clients), _contents(clients))
+        keys, clients = _load_keys(settings), self._load_clients(settings)
+        return Prepared(partial(self._use, settings, keys, clients), _contents(keys, clients))
 
-    def _use(self, settings: EventBusSettings, clients: frozenset[bytes] | None) -> None:
+    def _use(self, settings: EventBusSettings, keys: Keys | None, clients: frozenset[bytes] | None) -> None:
         self.factory.configure(settings)
-        self.factory.clients = clients
+        self._keys, self.factory.clients = keys, clients
         ended = self.factory.end_forbidden()
         if ended:
             log.info(
@@ -206,6 +206,12 @@ def _number(port: IListeningPort) -> int:
     return port_of(port.getHost()) or 0
 
 
-def _contents(clients: frozenset[bytes] | None) -> dict[str, FileContent]:
-    keys = None if clients is None else "\n".join(sorted(map(z85, clients))).encode()
-    return {} if keys is None else {"client_keys": FileContent.of(keys)}
+def _load_keys(settings: EventBusSettings) -> Keys | None:
+    return Keys.load(settings.server_key) if settings.server_key else None
+
+
+def _contents(keys: Keys | None, clients: frozenset[bytes] | None) -> dict[str, FileContent]:
+    own = None if keys is None else keys.public + keys.secret
+    admitted = None if clients is None else b"".join(sorted(clients))
+    found = {"server_key": own, "client_keys": admitted}
+    return {name: FileContent.of(data) for name, data in found.items() if data is not None}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 
 from fyrehose.cli.doctor import config as doctor_config
 from fyrehose.cli.doctor.config import checked, configured, descriptors_wanted, running
@@ -119,6 +120,30 @@ def test_end_of_a_certificate_is_reported(
     found = found_in(tmp_path, f'[listen]\nfigg = "tcp:8119"\n{BOUNDED}{options}', POLICY)
     assert [each.level for each in found if each.subject == "certificate"] == [level]
     assert ends > datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def test_files_that_a_server_reads_only_at_its_start_are_examined(tmp_path: Path) -> None:
+    issued = Authority(tmp_path).issue("server")
+    (tmp_path / "nats.password").write_text("secret")
+    for name, mode in ((issued.certificate, 0o644), (issued.key, 0o604), (str(tmp_path / "nats.password"), 0o604)):
+        Path(name).chmod(mode)
+    ends = load_pem_x509_certificate(Path(issued.certificate).read_bytes()).not_valid_after_utc
+    listen = f'[listen]\nfigg = "ssl:8119:privateKey={issued.key}:certKey={issued.certificate}:interface=127.0.0.1"\n'
+    cluster = (
+        f'[replication]\nname = "a"\nservers = "tls://127.0.0.1:4222"\ntls-certificate = "{issued.certificate}"\n'
+        f'tls-key = "{issued.key}"\ntls-authorities = "nowhere.pem"\nuser = "a"\npassword-file = "nats.password"\n'
+    )
+    found = [each for each in found_in(tmp_path, f"{listen}{BOUNDED}{cluster}") if each.level > Level.OK]
+    everybody = "every user can read it (mode 604)"
+    assert sorted((each.level, each.subject, each.what) for each in found) == [
+        (Level.WARNING, "certificate", f"ends on {ends:%Y-%m-%d}"),
+        (Level.WARNING, "certificate", f"ends on {ends:%Y-%m-%d}"),
+        (Level.ERROR, f"figg.privateKey={issued.key}", everybody),
+        (Level.ERROR, "replication.password-file", everybody),
+        (Level.ERROR, "replication.tls-authorities", "cannot be read: No such file or directory"),
+        (Level.ERROR, "replication.tls-key", everybody),
+    ]
+    assert {each.advice for each in found if each.subject == "certificate"} == {"renew it, then restart the server"}
 
 
 def test_descriptors_are_counted_for_all_connections(tmp_path: Path) -> None:

@@ -203,6 +203,20 @@ class TestKeys:
         assert (one.transport.disconnecting, two.transport.disconnecting) == (True, False)
         assert "closed 1 connections" in log_lines[-1]
 
+    def test_reload_uses_a_replaced_key_of_the_server_for_new_connections(self, folder: Path) -> None:
+        running = self.running(folder)
+        running.start()
+        old = self.dealer(running, folder, "one")
+        before = running.service.contents
+        create_certificates(folder / "server", "server")
+        prepared = running.service.prepare(running.service.factory.settings)
+        assert {name for name in before if prepared.contents[name] != before[name]} == {"server_key"}
+        prepared.apply()
+        new = self.dealer(running, folder, "one")
+        for peer in (old, new):
+            peer.say([b"SYNCSTART", b"", b"0"])
+            assert peer.hear() == [[b"SYNCEND", b"", b"0"]]
+
     def test_keys_that_cannot_be_read_are_an_error_and_change_nothing(self, folder: Path) -> None:
         running = self.running(folder)
         (folder / "clients" / "one.key").write_text("")
