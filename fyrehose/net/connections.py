@@ -48,6 +48,7 @@ REFUSALS = (
     "handshake-failed",
     "handshake-timeout",
     "made-room",
+    "proxy-header",
     "silent",
     "slow-frame",
     "stalled-peer",
@@ -153,7 +154,7 @@ class SessionFactory(Factory):
             self.broker.counters.refuse(self.log, self.protocol_name, "too-many-handshakes", host, detail)
             return None
         self.broker.counters.add(self.protocol_name, "handshakes-delayed")
-        return DelayedConnection(self.holding, network, seconds, self._most_held, lambda: self._admit(host))
+        return DelayedConnection(self.holding, network, seconds, self.most_held, lambda: self._admit(host))
 
     def _admit(self, host: str) -> SessionProtocol | RefusedConnection | None:
         """Return the protocol for a connection of *host*, or refuse the connection because of the limits."""
@@ -187,7 +188,7 @@ class SessionFactory(Factory):
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
         """Close the refused connection *protocol* after *seconds*; from now on it does not count against the limits."""
         self._remove(protocol)
-        self.holding.hold(protocol, protocol.network, seconds, self._most_held)
+        self.holding.hold(protocol, protocol.network, seconds, self.most_held)
 
     def lost(self, protocol: SessionProtocol) -> None:
         """Stop counting the connection *protocol*, which is lost."""
@@ -219,7 +220,7 @@ class SessionFactory(Factory):
     # Private.
 
     @property
-    def _most_held(self) -> int:
+    def most_held(self) -> int:
         """Return how many refused connections may be kept open: one for each free connection, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
@@ -234,7 +235,7 @@ class SessionFactory(Factory):
         seconds = self.holding.refusals.count(network)
         if seconds <= 0 or len(self.connections) + len(self.holding) >= most + spare(most):
             return None
-        return RefusedConnection(self.holding, network, seconds, self._most_held)
+        return RefusedConnection(self.holding, network, seconds, self.most_held)
 
     def _make_room(self, network: str) -> bool:
         """Close the connection that has been idle longest, to admit one of *network*; return False if there is none.

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Collection, Mapping
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -24,7 +25,9 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IConnected, IReloading, Prepared
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
+from fyrehose.net.tcp import TCPSettings
 from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
 from fyrehose.options import FileContent, suggestion
@@ -40,6 +43,9 @@ _PARTS = {
     "ssl": "port privateKey certKey sslmethod interface backlog extraCertChain dhParameters",
     "unix": "address mode backlog lockfile",
 }
+
+#: The kinds of endpoints behind which connections begin with a PROXY header, if the option ``proxies`` says so.
+_PLAIN = ("tcp", "tcp6", "unix", "systemd")
 
 
 def flaw_of(endpoint: str) -> str:
@@ -79,6 +85,20 @@ def _flaw_of_interface(interface: str) -> str:
     return ""
 
 
+def check_wrapped(protocol: str, endpoint: str, settings: TCPSettings) -> None:
+    """Check that the service learns the peers of *endpoint*, which may wrap another one.
+
+    :raises ConfigError: each peer would be the load balancer, or TLS would hide the PROXY header
+    """
+    kind, *parts = endpoint.split(":")
+    remedy = f"use {protocol}=tcp: with {protocol}.proxies, the networks of the load balancer"
+    if "haproxy" in (kind, *(() if kind in _PARTS else parts)):
+        raise ConfigError(f"invalid --listen {protocol}={endpoint}: each peer would be the load balancer; {remedy}")
+    if settings.proxies and kind not in _PLAIN:
+        tls = f"; for TLS add {protocol}.tls-certificate"
+        raise ConfigError(f"invalid --listen {protocol}={endpoint}: it hides the PROXY header; {remedy}{tls}")
+
+
 @implementer(IConnected, IReloading)
 class TCPService(Service):
     """A service that listens on an endpoint while it runs; its name in the log is ``PROTOCOL (ENDPOINT)``.
@@ -93,6 +113,8 @@ class TCPService(Service):
         self.name = f"{protocol} ({endpoint})"
         self.factory = factory
         settings = factory.settings
+        check_wrapped(protocol, endpoint, settings)
+        self._check = partial(check_wrapped, protocol, endpoint)
         self._outer: TLSFactory | None = None
         if isinstance(settings, TLSSettings):
             self._outer = add_tls(protocol, endpoint, factory, settings, reactor)
@@ -126,7 +148,7 @@ class TCPService(Service):
             # Give the endpoint a copy of the descriptor, because the endpoint closes it, and systemd's descriptor is
             # needed when the listener opens again.
             self._endpoint.fileno = os.dup(self._endpoint.fileno)
-        listening = self._endpoint.listen(self.factory if self._outer is None else self._outer)
+        listening = self._endpoint.listen(ProxiedFactory(self._outer or self.factory, self.factory))
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
@@ -153,6 +175,7 @@ class TCPService(Service):
 
     def prepare(self, settings: Any) -> Prepared:
         """Check *settings*, and return what applies them: limits at once, all others to new connections."""
+        self._check(settings)
         tls = None if self._outer is None else self._outer.tls.prepare(settings)
 
         def apply() -> None:

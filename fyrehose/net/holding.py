@@ -211,6 +211,11 @@ class DelayedConnection(HeldConnection):
     ) -> None:
         super().__init__(holding, network, seconds, most)
         self.build = build
+        self._early = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        """Keep *data*, which came with the PROXY header of the connection, for the protocol that takes over."""
+        self._early += data
 
     def end_delay(self) -> None:
         """Pass the connection on to the protocol that it would have had without the delay."""
@@ -220,5 +225,5 @@ class DelayedConnection(HeldConnection):
             return
         transport = self.transport
         transport.resumeProducing()
-        hand_over(transport, protocol)
+        hand_over(transport, protocol, self._early)
         self._holding.lost(self)

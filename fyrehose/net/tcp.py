@@ -51,7 +51,7 @@ from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.net.sockets import notice_dead_peer
 from fyrehose.net.turns import Turns
-from fyrehose.options import count, duration, fixed, option
+from fyrehose.options import Network, count, duration, fixed, networks, option
 from fyrehose.records import Publish, Run
 from fyrehose.subscriptions import letters
 
@@ -120,6 +120,9 @@ class TCPSettings:
         30.0,
         duration,
         "time for a peer to send its first byte or the rest of a frame, or to read data; a third for a handshake",
+    )
+    proxies: tuple[Network, ...] = option(
+        (), networks, "networks of load balancers, whose connections begin with a PROXY header (version 1 or 2)"
     )
     refused: str = fixed(letters.CLOSE)  #: whether refused messages close the connection or are stored; see letters.py
     refusal_delay: float = fixed(LONGEST)  #: longest delay after refusals and failed handshakes; 0: none

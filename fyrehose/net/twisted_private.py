@@ -189,13 +189,15 @@ def shorten_turns(reactor: Any) -> None:
         reactor._poller = _Events(reactor)
 
 
-def hand_over(transport: Any, protocol: IProtocol) -> None:
-    """Replace the protocol of *transport* by *protocol*, which receives all data that arrives from now on."""
+def hand_over(transport: Any, protocol: IProtocol, data: bytes = b"") -> None:
+    """Replace the protocol of *transport* by *protocol*, which receives *data* and all that arrives from now on."""
     if isinstance(transport, ProtocolWrapper):  # of an ``ssl:`` endpoint, where Twisted makes the TLS object
         transport.wrappedProtocol = protocol
     else:
         transport.protocol = protocol
     protocol.makeConnection(transport)
+    if data:
+        protocol.dataReceived(data)
 
 
 def path_of(endpoint: UNIXServerEndpoint) -> str:

@@ -16,7 +16,10 @@ from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.errors import ConfigError
 from fyrehose.net.endpoints import UNIX_PATH, TCPService, flaw_of
+from fyrehose.net.tcp import TCPSettings
 from fyrehose.net.tls import TLSSettings
+from fyrehose.options import networks
+from fyrehose.testing.certificates import Authority
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,6 +33,35 @@ def test_invalid_endpoints_are_refused() -> None:
             TCPService(server.clock, "toy", endpoint, server.factory)
     with pytest.raises(ConfigError, match=r"toy=ssl:1: cannot read .*server\.pem: No such file or directory"):
         TCPService(server.clock, "toy", "ssl:1", server.factory)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "proxies", "why"),
+    [
+        ("haproxy:tcp:5044", "", "each peer would be the load balancer; use toy=tcp: with toy.proxies"),
+        ("tls:certificates:haproxy:tcp:5044", "", "each peer would be the load balancer"),
+        ("ssl:5044:privateKey=key.pem", "10.0.0.0/8", "it hides the PROXY header; use toy=tcp: .*add toy.tls-certific"),
+    ],
+)
+def test_an_endpoint_that_hides_the_clients_of_a_load_balancer_is_refused(
+    endpoint: str, proxies: str, why: str
+) -> None:
+    server = make(proxies=networks(proxies))
+    with pytest.raises(ConfigError, match=f"^invalid --listen toy={endpoint}: {why}"):
+        TCPService(server.clock, "toy", endpoint, server.factory)
+
+
+def test_a_reload_cannot_expect_headers_that_tls_hides(tmp_path: Path) -> None:
+    own = Authority(tmp_path).issue("server", "localhost")
+    server = make()
+    endpoint = f"ssl:0:privateKey={own.key}:certKey={own.certificate}"
+    service = TCPService(MemoryReactorClock(), "toy", endpoint, server.factory)
+    with pytest.raises(ConfigError, match="it hides the PROXY header"):
+        service.prepare(TCPSettings(proxies=networks("10.0.0.0/8")))
+
+
+def test_a_unix_socket_may_be_called_haproxy() -> None:
+    assert not TCPService(MemoryReactorClock(), "toy", "unix:haproxy", make().factory).connections
 
 
 @pytest.mark.parametrize(
@@ -67,7 +99,7 @@ def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(mo
     service = TCPService(reactor, "toy", "tcp:0:interface=127.0.0.1", server.factory)
     assert service.factory is server.factory
     service.startService()
-    assert reactor.tcpServers[0][1] is around
+    assert reactor.tcpServers[0][1].wrappedFactory is around
     service.stopService()
 
 

@@ -20,6 +20,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IBroker, IConnected, IReloading, Prepared
 from fyrehose.net.peers import port_of
+from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import WAITING
 from fyrehose.net.twisted_private import tune_port
 from fyrehose.options import FileContent
@@ -154,7 +155,7 @@ class EventBusService(Service):
         raise AssertionError("ATTEMPTS is not positive")
 
     def _listen(self, port: int, kind: type[BusProtocol]) -> IListeningPort:
-        factory = PortFactory(self.factory, kind)
+        factory = ProxiedFactory(PortFactory(self.factory, kind), self.factory)
         listening: IListeningPort = tune_port(self._reactor.listenTCP(port, factory, WAITING, self._host))
         return listening
 
