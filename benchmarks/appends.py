@@ -62,7 +62,10 @@ class Appends:
         """Ignore the durable ends, because there are no subscribers."""
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Ignore the state, because pending appends fail with the reason."""
+        """Ignore the state, because the disk has room."""
+
+    def stuck(self, reason: str) -> None:
+        """Do nothing, because the disk has room."""
 
     def _open(self) -> None:
         self._journal = FileJournal(self._reactor, self._directory, JournalSettings())

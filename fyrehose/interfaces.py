@@ -100,7 +100,7 @@ class ISequencer(Interface):
     def restore(ends: Mapping[str, int], floor: int = 0) -> None:
         """Replace the last number of every stream.
 
-        This is called after recovery, and after failed appends, whose numbers never left the server and are used again.
+        This is called after recovery, and when this server begins to lead its cluster.
 
         :param ends: the last number of each stream
         :param floor: counts as the last number of every stream that *ends* does not name
@@ -119,9 +119,16 @@ class IJournalObserver(Interface):
     def state_changed(state: JournalState, reason: str) -> None:
         """Handle a change of the journal's state.
 
-        When the journal leaves the state WRITABLE, all appends that are not durable have failed before this call.
-
         :param reason: why the state changed, for people
+        """
+
+    def stuck(reason: str) -> None:
+        """Let go whoever waits for appends: they have waited for five seconds, or will never be durable.
+
+        Nobody learns the outcome of an append from the journal now, as when the server crashes; what waits for room on
+        the disk may still become durable.  This may be called again and again.
+
+        :param reason: why the journal cannot be written, for people
         """
 
 
@@ -165,18 +172,19 @@ class IJournal(Interface):
     def expect_close() -> None:
         """Prepare for :meth:`close`, which follows when all listeners are closed.
 
-        The listeners wait until every publish is settled.  A publish that the other servers of the cluster do not
-        confirm within a few seconds fails with OutcomeUnknown, because this server cannot know when the other servers
-        will confirm it.
+        The listeners wait until every publish is settled, and :meth:`IJournalObserver.stuck` is called if the other
+        servers of the cluster do not confirm one within a few seconds.
         """
 
     def submit(publish: Publish) -> None:
         """Write *publish*, whose runs are numbered; publishes that are submitted during a commit share the next one.
 
         The caller has checked that ``state`` is WRITABLE.  For each stream the numbers must continue those of the
-        previous call.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items,
-        error)`` of each owner in the commit once, in the order of the owners' first items.  The error is a
-        :class:`ReadOnly` or :class:`Closed`, which all later publishes that are not durable get as well.
+        previous call.  After the commit the journal calls :meth:`IJournalObserver.durable`, and then ``settle(items)``
+        of each owner in the commit once, in the order of the owners' first items.
+
+        A publish that is submitted is never refused.  It becomes durable, or the journal ends before: it fails, or is
+        closed while it cannot be written.
         """
 
     def retire(streams: Sequence[str]) -> Deferred[None]:
@@ -185,7 +193,7 @@ class IJournal(Interface):
         If a retired stream is published to again, its numbers continue; an append under way may bring a stream back at
         once.
 
-        :return: fires when the retirement is durable; fails with :class:`ReadOnly` or :class:`Closed`
+        :return: fires when the retirement is durable; fails at once with :class:`ReadOnly` or :class:`Closed`
         """
 
     def retired() -> Mapping[str, int]:
@@ -230,7 +238,7 @@ class IJournal(Interface):
         """Return the figures of an open journal; None if this kind of journal has no figures."""
 
     def close() -> Deferred[None]:
-        """Commit all appends, then close the journal; return a Deferred that fires in any state of the journal."""
+        """Commit all appends for which there is room, then close the journal; the Deferred fires in any state of it."""
 
 
 class ISubscription(IPushProducer):
@@ -309,6 +317,14 @@ class IBroker(Interface):
         already.
         """
 
+    def when_stuck(let_go: Callable[[str], None]) -> None:
+        """Call *let_go* with the reason whenever publishes wait too long, or are never settled, as by a full disk.
+
+        Whoever waits for a publish is to be let go without an answer.
+
+        :param let_go: a method; the calls end with its object
+        """
+
     def identified(identity: Identity) -> Any:
         """Return this :class:`IBroker` restricted to the actions that the peer *identity* may do.
 
@@ -350,7 +366,9 @@ class IBroker(Interface):
             Deferred fires with the same numbers for each repetition.  The server remembers a limited number of keys:
             the latest.
         :return: fires with the first number of each run when the whole batch is durable, in the order of the calls.
-            Acknowledge the publish only then.  Fails with a :class:`~fyrehose.errors.PublishError`, or with
+            Acknowledge the publish only then.  A publish that is not durable when the server ends fails with
+            :class:`~fyrehose.errors.OutcomeUnknown`.  One that is refused fails at once, with a
+            :class:`~fyrehose.errors.PublishError`, or with
             :class:`~fyrehose.errors.Forbidden`; with *key* also with :class:`~fyrehose.errors.KeyReused` if it belongs
             to other messages, and with :class:`~fyrehose.errors.NoRoomForKey` if too many publishes with keys are not
             durable yet.  A run that cannot be stored fails only this publish, with

@@ -223,11 +223,12 @@ class Publish:
 
     :ivar runs: the numbered runs, whose time the commit sets; only the commit changes them
     :ivar size: the sum of their :attr:`Run.room`, in bytes
-    :ivar owner: its ``settle(items, error)`` is called once for all publishes of this owner in a commit, in order, with
-        None if they are durable, or the error if they were not written; owners are compared by identity
+    :ivar owner: its ``settle(items)`` is called once for all publishes of this owner in a commit, in order, when they
+        are durable; owners are compared by identity
     :ivar note: any object that the owner needs to settle the publish
     :ivar counted: how many runs at the beginning are messages of a peer; the others are records of the server
     :ivar began: when the publish was submitted, on the broker's clock, in seconds
+    :ivar retires: streams to retire, by a publish that has no runs
     """
 
     runs: list[Run]
@@ -236,6 +237,7 @@ class Publish:
     note: Any = None
     counted: int = 0
     began: float = 0.0
+    retires: Sequence[str] = ()
 
 
 #: Returns the ``room`` of a run.  This is no Python function, so that ``sum(map(room_of, runs))`` is fast.

@@ -64,6 +64,9 @@ class LastMessages:
         """Return a Deferred that has fired: this broker is no member of a cluster."""
         return succeed(None)
 
+    def when_stuck(self, let_go: Callable[[str], None]) -> None:
+        """Do nothing: no publish waits for a disk."""
+
     def identified(self, identity: Identity) -> LastMessages:
         """Return this broker: every peer that can connect may do everything."""
         return self

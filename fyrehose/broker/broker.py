@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from threading import get_ident
+from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.fanout import Cursor, Fanout
@@ -33,6 +34,7 @@ from fyrehose.errors import (
     InvalidRun,
     NewStreamForbidden,
     NoSuchStream,
+    OutcomeUnknown,
     PayloadTooLarge,
     PublishError,
     StreamInUse,
@@ -59,6 +61,7 @@ from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.table import SharedSubscriptions
 
 log = Logger()
+T = TypeVar("T")
 
 #: The largest valid ``max_streams``; it is limited because every segment begins with a batch that holds the last number
 #: of each stream.
@@ -128,6 +131,10 @@ class Broker(Peer):
     #: whether the log says already that a reader has seen more than this journal has
     _reader_ahead: bool = attrs.field(default=False, init=False)
     _awaiting_lead: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    #: the publishes of an embedding program that are not durable, in their order
+    _awaited: dict[Deferred[Any], None] = attrs.field(factory=dict, init=False)
+    #: called when publishes have waited too long for the journal
+    _stuck: list[WeakMethod[Callable[[str], None]]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
     fanout: Fanout = attrs.field(init=False)
     #: called with each stream that is created
@@ -206,7 +213,35 @@ class Broker(Peer):
 
     def _closed(self, result: None) -> None:
         self.fanout.close(Closed("the server is closing"))
+        self._end_awaited("the server was closed")
         return result
+
+    def until_closed(self, published: Deferred[T]) -> Deferred[T]:
+        """Return *published*, which fails with OutcomeUnknown if this broker ends before it fires."""
+
+        def fired(result: Any) -> Any:
+            del self._awaited[published]
+            return result
+
+        if not published.called:
+            self._awaited[published] = None
+            published.addBoth(fired)
+        return published
+
+    def _end_awaited(self, why: str) -> None:
+        for published in list(self._awaited):
+            published.errback(OutcomeUnknown(f"{why}; whether this is stored is unknown"))
+
+    def when_stuck(self, let_go: Callable[[str], None]) -> None:
+        self._stuck.append(WeakMethod(let_go))
+
+    def stuck(self, reason: str) -> None:
+        """Let go the peers that wait for publishes."""
+        self._stuck = [each for each in self._stuck if each() is not None]
+        for each in self._stuck:
+            let_go = each()
+            if let_go is not None:
+                let_go(reason)
 
     def subscribe_as(self, owner: Peer | None, stream: str, after: int | None, sink: ISink) -> Cursor:
         """Subscribe for *owner*, whose ``unsubscribed`` is called when the subscription has ended."""
@@ -269,7 +304,7 @@ class Broker(Peer):
         for stream in streams:
             del self.largest[stream]
         retiring: Deferred[None] = self.journal.retire(streams)
-        return retiring.addCallbacks(self._retired, self._not_retired, (streams, by), errbackArgs=(streams,))
+        return retiring.addCallback(self._retired, streams, by)
 
     def retirable(self, stream: str) -> bool:
         """Return whether *stream* exists, does not belong to the server, and has no listener bound to it."""
@@ -328,20 +363,17 @@ class Broker(Peer):
             self.shares.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Read the streams' last numbers again, because the journal has changed its state; notify the watchers."""
-        # Appends that were not durable have failed.  Nobody has seen their numbers, and streams that began with them
-        # do not exist.
-        ends = self.journal.ends()
+        """Take over the streams if this server leads from now on; let all peers go if the journal has failed."""
         waiting: list[Deferred[None]] = []
         if self.follows and state is JournalState.WRITABLE:
             # This server leads from now on, and other servers have written its log until now.
             self.follows = False
-            self._recover(ends)
+            self._recover(self.journal.ends())
             self.once.open()
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
-        else:
-            self._restore(ends)
-            self.largest = {stream: largest for stream, largest in self.largest.items() if stream in ends}
+        elif state is JournalState.FAILED:
+            self._end_awaited(reason)
+            self.stuck(reason)
         self.budget.proceed()  # the journal accepts or refuses now what has waited for it
         self.watch(state, reason)
         for leading in waiting:
@@ -374,13 +406,6 @@ class Broker(Peer):
             log.info("stream {stream!r} was retired by {by}", stream=streams[0], by=by)
         else:
             log.info("{count} streams were retired by {by}", count=len(streams), by=by)
-
-    def _not_retired(self, failure: Failure, streams: Sequence[str]) -> Failure:
-        ends = self.journal.ends()
-        for stream in streams:
-            if stream in ends:
-                self.largest.setdefault(stream, self._max_payload(stream))
-        return failure
 
     def create_streams(self, runs: Sequence[Run], own: Sequence[Run], peer: Identity | None) -> list[str]:
         """Check the streams, sizes and labels of runs, and create the streams that do not exist.

@@ -38,7 +38,8 @@ class CallbackBroker:
     :param handle: is called with each run of records that a peer published: records of one stream, numbered, with
         their columns and constants.  It may return a Deferred.  The publish is acknowledged when ``handle`` has
         returned for all of its runs, or its Deferreds have fired.  A :class:`~fyrehose.errors.PublishError` that it
-        raises refuses the publish; any other exception is logged and ends the connection, without an acknowledgement.
+        raises refuses the publish; any other exception, and each failure of a Deferred, ends the connection without an
+        acknowledgement.
     :param policy: which peers may publish into which streams; by default those on this machine, into all of them
     :param now: returns the time of records, in seconds since 1970 UTC
     :param max_streams: how many different streams peers may publish into; one more is refused
@@ -68,6 +69,9 @@ class CallbackBroker:
     def when_leading(self) -> Deferred[None]:
         """Return a Deferred that has fired, because this broker accepts messages at any time."""
         return succeed(None)
+
+    def when_stuck(self, let_go: Callable[[str], None]) -> None:
+        """Do nothing: a Deferred of the function that fails ends its own connection only."""
 
     def identified(self, identity: Identity) -> CallbackBroker:
         """Return a view of this broker that acts for the peer *identity*; all views share the streams' numbers."""

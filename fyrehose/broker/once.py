@@ -9,7 +9,8 @@ The table of keys has a part of the memory budget of its own, so neither subscri
 other.  When it is full, the server forgets a key that is older than ``server.keys-kept`` or, if there is none, the
 oldest key of the largest holder
 (:mod:`~fyrehose.broker.fairness`).  A key whose messages are not durable yet is never forgotten; if there are too many
-of these, the publish fails with :class:`~fyrehose.errors.NoRoomForKey`, and may be tried again later.
+of these, the publish fails with :class:`~fyrehose.errors.NoRoomForKey`, and may be tried again later.  While nothing
+can be written, a repetition of such a key is refused like any other publish, instead of waiting for the first.
 
 A record has ``v``, ``stream``, ``key``, ``first``, ``digest`` and ``holder``; all records without ``holder``, which
 older versions wrote, count for one holder.  A start reads the last ``4 * capacity`` records.  A flood of keys may write
@@ -190,8 +191,14 @@ class PublishedOnce:
         stream = runs[0].stream
         name, digest = (stream, key), _digest(runs)
         known = self._known.get(name)
-        if known is not None:
-            self._repeated(known, digest, publisher, runs, note)
+        if known is not None and known.digest != digest:
+            raise KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before")
+        if known is not None and known.waiting is None:
+            publisher.settle((publisher.repeat(runs, known.first, note),))
+            return
+        self.journal.standing.check_writable()
+        if known is not None and known.waiting is not None:
+            known.waiting.append(publisher.repeat(runs, known.first, note))
             return
         if not self._in_flight.fits() or 2 * len(self._in_flight.of(holder)) >= self.capacity:
             raise NoRoomForKey(
@@ -200,43 +207,30 @@ class PublishedOnce:
             )
         number = self.sequencer.last(STREAM) + 1
         known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.journal.monotonic(), [])
-        behind = self._take_behind(number)
+        behind = self._find_behind(number)
         own = self.stream.draft(*(each.packed() for each in (known, behind) if each is not None))
         self._known[name] = known
         self._in_flight.add(known, holder)
-        self.budget.charge(ENTRY)
+        self.budget.charge(ENTRY)  # now, because the publish may be settled before the call returns
         try:
             publisher.publish(runs, _Keyed(known, behind, number + 1, publisher, note), [own], owner=self)
-        except Exception as refusal:
-            self._refused(refusal, known, behind)
+        except Exception:
+            self._forget(known)
             raise
+        if behind is not None and behind.name in self._known:
+            self._known.move_to_end(behind.name)
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Remember or forget the keys of *items*, and pass the publishes on to their publishers."""
+    def settle(self, items: Sequence[Publish]) -> None:
+        """Remember the keys of *items*, and pass the publishes on to their publishers."""
         for item in items:
             keyed: _Keyed = item.note
-            if error is None:
-                assert item.runs[0].first_seq == keyed.known.first, "nothing else was published in between"
-                waiting = self._stored(keyed.known, keyed.behind, keyed.number)
-            else:
-                self._refused(error, keyed.known, keyed.behind)
-                waiting = []
+            assert item.runs[0].first_seq == keyed.known.first, "nothing else was published in between"
+            waiting = self._stored(keyed.known, keyed.behind, keyed.number)
             item.owner, item.note = keyed.publisher, keyed.note
-            keyed.publisher.settle((item,), error)
-            for each in waiting:
-                each.owner.settle((each,), None)
+            for each in (item, *waiting):
+                each.owner.settle((each,))
 
-    def _repeated(self, known: Known, digest: str, publisher: Publisher, runs: list[Run], note: Any) -> None:
-        if known.digest != digest:
-            key = known.name[1]
-            raise KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before")
-        repeated = publisher.repeat(runs, known.first, note)
-        if known.waiting is None:
-            publisher.settle((repeated,), None)
-        else:
-            known.waiting.append(repeated)
-
-    def _take_behind(self, number: int) -> Known | None:
+    def _find_behind(self, number: int) -> Known | None:
         """Return a key whose record is too far back for a restart, to be written again as record *number*.
 
         A key that was kept long enough is forgotten instead.
@@ -247,7 +241,6 @@ class PublishedOnce:
         if self._is_old(oldest):
             self._forget(oldest)
             return None
-        self._known.move_to_end(oldest.name)
         return oldest
 
     def _stored(self, known: Known, behind: Known | None, number: int) -> list[Publish]:
@@ -262,13 +255,6 @@ class PublishedOnce:
             self._durable.add(known, known.holder)
         waiting, known.waiting = known.waiting or [], None
         return waiting
-
-    def _refused(self, error: Exception, known: Known, behind: Known | None) -> None:
-        if behind is not None and self._known.get(behind.name) is behind:
-            self._known.move_to_end(behind.name, last=False)
-        self._forget(known)
-        for each in known.waiting or []:
-            each.owner.settle((each,), error)
 
     def _recover(self, known: Known) -> None:
         """Remember the key *known*, whose record was read at a start; the key may have been written twice."""

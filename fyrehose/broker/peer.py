@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.consuming import Consuming
@@ -31,6 +33,8 @@ from fyrehose.standing import Standing
 if TYPE_CHECKING:
     from fyrehose.broker.broker import Broker
     from fyrehose.broker.guard import PeerRights
+
+log = Logger()
 
 
 @implementer(IBroker)
@@ -76,6 +80,9 @@ class Peer:
     def when_leading(self) -> Deferred[None]:
         return self.broker.when_leading()
 
+    def when_stuck(self, let_go: Callable[[str], None]) -> None:
+        self.broker.when_stuck(let_go)
+
     def record_time(self) -> int:
         """Return the time that a record would get now, in microseconds since 1970 UTC; see :class:`.IJournal`."""
         now: int = self.broker.journal.record_time()
@@ -119,7 +126,7 @@ class Peer:
             self.check_publish(runs, own, key)
         except PublishError as refusal:
             return fail(refusal)
-        return publish_deferred(publisher, runs, own, key)
+        return self.broker.until_closed(publish_deferred(publisher, runs, own, key))
 
     def check_publish(self, runs: Sequence[Run], own: Sequence[Run], key: str | None) -> None:
         """Check runs that code outside this package has made; the kernels make no other runs than valid ones.
@@ -262,6 +269,10 @@ def _permit_all(action: Action, stream: str) -> bool:
     return True
 
 
+def _log_failure(failure: Failure) -> None:
+    log.failure("a broker has failed a publish that it had accepted", failure)
+
+
 @attrs.define(eq=False)
 class CheckedPublisher:
     """The publisher of a protocol of another package, whose runs are checked; see :class:`.Publisher`."""
@@ -276,7 +287,11 @@ class CheckedPublisher:
 
 
 def publisher_for(
-    broker: IBroker, account: Account | None, settled: Settled, checked: bool = False
+    broker: IBroker,
+    account: Account | None,
+    settled: Settled,
+    failed: Callable[[Failure], object] = _log_failure,
+    checked: bool = False,
 ) -> Publisher | CheckedPublisher | DeferredPublisher:
     """Return a publisher for one peer, or for one listener on behalf of many peers.
 
@@ -285,11 +300,11 @@ def publisher_for(
     :param broker: the broker for that peer; see :meth:`.IBroker.identified`
     :param account: charged for each publish until it is settled; None: nothing is charged
     :param settled: called once for each commit that has publishes of this publisher, with these publishes in their
-        order, and with None if they are durable, so that they may be acknowledged, or else with the error; their
-        memory is released already
+        order: they are durable, and may be acknowledged; their memory is released already
+    :param failed: called with the failure of a publish that a broker of another package had accepted
     :param checked: whether code of another package makes the runs, so that they are checked
     """
     if isinstance(broker, Peer):
         publisher = broker.publisher(account, settled)
         return CheckedPublisher(broker, publisher) if checked else publisher
-    return DeferredPublisher(broker, account, settled)
+    return DeferredPublisher(broker, account, settled, failed)

@@ -1,6 +1,7 @@
 """The way of a publish into the journal, and of its result back to the peer.
 
     publish -> rights, limits, numbers, memory -> journal.submit -> durable -> settle -> the protocol acknowledges
+            -> an error, at once
 
 A :class:`Publisher` belongs to one connection, or to one listener whose datagrams come from many peers.  What a peer
 may do is looked up once; after that, a publish costs one look into a table for each of its runs.  The journal settles
@@ -33,7 +34,7 @@ MOST_PRODUCERS = 10_000
 #: The memory that is charged for a run besides its bytes, for its Python objects, in bytes.
 RUN_OVERHEAD = 1 << 10
 
-Settled = Callable[[Sequence[Publish], Exception | None], None]
+Settled = Callable[[Sequence[Publish]], None]
 
 
 @attrs.define(eq=False)
@@ -81,7 +82,8 @@ class Publisher:
     ) -> None:
         """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
 
-        Unless this raises an error, the publish is settled later, or before this call returns.
+        Unless this raises an error, the publish is settled when it is durable, perhaps before this call returns; it is
+        never settled if the server ends before.
 
         :param note: returned with the publish, as ``Publish.note``, when it is settled
         :param own: the protocol's own records, appended after *runs* in the same batch; neither the policy nor the
@@ -153,52 +155,48 @@ class Publisher:
             self._account.hold(charge, charge)
         return repeated
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Release the memory of *items*, count them if they are durable, and notify the protocol."""
+    def settle(self, items: Sequence[Publish]) -> None:
+        """Release the memory of *items*, which are durable, count them, and notify the protocol."""
         if self._account is not None:
             charge = 0
             for item in items:
                 charge += item.size + RUN_OVERHEAD * len(item.runs)
             self._account.release(charge, charge)
-        if error is None:
-            broker = self._broker
-            now, grown = broker.clock.seconds(), None if broker.grown is None else broker.grown_bytes
-            for item in items:
-                if not item.counted:
-                    continue
-                # The source is looked up for each publish: a publisher of the server itself has several.
-                source = item.runs[0].source
-                totals = broker.published.get(source)
-                if totals is None:
-                    totals = broker.published[source] = PublishTotals()
-                seconds = now - item.began
-                histogram = totals.seconds
-                histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
-                histogram.total += seconds
-                totals.publishes += 1
-                room = len(totals.producers) < MOST_PRODUCERS
-                for run in item.runs[: item.counted]:
-                    size = len(run.payload)
-                    totals.messages += len(run.lengths) // 4
-                    totals.bytes += size
-                    if room:
-                        totals.producers.add(_without_port(run.producer))
-                    if grown is not None:
-                        grown[run.stream] = grown.get(run.stream, 0) + size
-        self._settled(items, error)
+        broker = self._broker
+        now, grown = broker.clock.seconds(), None if broker.grown is None else broker.grown_bytes
+        for item in items:
+            if not item.counted:
+                continue
+            # The source is looked up for each publish: a publisher of the server itself has several.
+            source = item.runs[0].source
+            totals = broker.published.get(source)
+            if totals is None:
+                totals = broker.published[source] = PublishTotals()
+            seconds = now - item.began
+            histogram = totals.seconds
+            histogram.counts[bisect_left(histogram.bounds, seconds)] += 1
+            histogram.total += seconds
+            totals.publishes += 1
+            room = len(totals.producers) < MOST_PRODUCERS
+            for run in item.runs[: item.counted]:
+                size = len(run.payload)
+                totals.messages += len(run.lengths) // 4
+                totals.bytes += size
+                if room:
+                    totals.producers.add(_without_port(run.producer))
+                if grown is not None:
+                    grown[run.stream] = grown.get(run.stream, 0) + size
+        self._settled(items)
 
     def _check_rights(self, runs: Iterable[Run]) -> None:
         for run in runs:
             self._peer.check(Action.PUBLISH, run.stream)
 
 
-def fire(items: Sequence[Publish], error: Exception | None) -> None:
+def fire(items: Sequence[Publish]) -> None:
     """Settle publishes whose note is a Deferred: fire the Deferred with the first number of each run."""
     for item in items:
-        if error is None:
-            item.note.callback(tuple(run.first_seq for run in item.runs))
-        else:
-            item.note.errback(error)
+        item.note.callback(tuple(run.first_seq for run in item.runs))
 
 
 def publish_deferred(
@@ -221,6 +219,7 @@ class DeferredPublisher:
     broker: IBroker
     account: Account | None
     settled: Settled
+    failed: Callable[[Failure], object]
 
     def publish(self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None) -> None:
         """Publish *runs*; raise the error if the broker refuses them at once."""
@@ -242,18 +241,13 @@ class DeferredPublisher:
         if results:
             self._ended(item, results[0])
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Release the memory of *items*, and notify the protocol."""
-        if self.account is not None:
-            self.account.release(sum(item.size for item in items))
-        self.settled(items, error)
-
     def _ended(self, item: Publish, result: Any) -> None:
+        if self.account is not None:
+            self.account.release(item.size)
         if isinstance(result, Failure):
-            error = result.value
-            self.settle([item], error if isinstance(error, Exception) else RuntimeError(str(error)))
+            self.failed(result)
             return
         for run, first in zip(item.runs, result, strict=False):
             run.first_seq = first
             run.last_seq = first + len(run) - 1
-        self.settle([item], None)
+        self.settled([item])

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from fyrehose.cluster.filling import Filler
-from fyrehose.errors import ConfigError, Following, OutcomeUnknown, Unreplicated
+from fyrehose.errors import ConfigError, Following, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.commit import Commit
 from fyrehose.journal.exchange import Batches, Handover
@@ -70,8 +70,6 @@ class ReplicatedGate:
     _waiting: deque[tuple[int, Commit]] = attrs.field(factory=deque, init=False)
     #: Whether publishes are refused at present although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
-    #: Where the log was truncated when this server stopped leading; commits before that position still count.
-    _kept: int = attrs.field(default=0, init=False)
 
     # Methods that the journal calls: see IGate.
 
@@ -158,40 +156,13 @@ class ReplicatedGate:
         """Hand the batches of *commit* over to the shared log, and release *commit* once the log has them."""
         assert isinstance(commit.result, Committed), "only what is on disk waits for the shared log"
         wrote = commit.result.batches or commit.result.retired
-        if not self.leading or not wrote:
-            if commit.result.end <= self._kept or not wrote:
-                self._journal.release(commit)
-            else:
-                self.failed(commit, self._unknown())
+        if not wrote:
+            self._journal.release(commit)
             return
         self._hand_over()
         self._journal.schedule()
         self._waiting.append((commit.result.end, commit))
         self.on_synced(commit.result.durable)
-
-    def failed(self, commit: Commit, error: Exception) -> None:
-        if isinstance(commit.result, Committed):
-            self._keep_confirmed(commit, commit.result)
-        if commit.items or not self.leading:
-            self._journal.refuse(commit, error)
-        else:
-            self._go_on()
-
-    def broke(self) -> None:
-        """Refuse the waiting commits, which nothing can release any more; the journal announces its failure later."""
-        self._drop_waiting(self._unknown())
-
-    def _unknown(self) -> OutcomeUnknown:
-        """Return the error for publishes whose outcome is unknown, because the shared log may have accepted them."""
-        return OutcomeUnknown(f"{self.refusal or 'this server has failed'}; whether this is stored is unknown")
-
-    def _keep_confirmed(self, commit: Commit, committed: Committed) -> None:
-        """Release the part of a commit in front of the position where the log was truncated: that part counts."""
-        rolled = committed.rolled if committed.rolled is not None and committed.rolled.base < self._kept else None
-        batches = [batch for batch in committed.batches if batch.end <= self._kept]
-        if rolled is not None or batches:
-            kept = attrs.evolve(committed, batches=batches, rolled=rolled, bare=False, many=False)
-            self._journal.release(attrs.evolve(commit, items=[], result=kept))
 
     def connect(
         self, hand_over: Callable[[int, Sequence[Batches]], object], on_synced: Callable[[int], object]
@@ -265,25 +236,19 @@ class ReplicatedGate:
     def follow(self, position: int, reason: str) -> Deferred[None]:
         """Accept no publishes from now on, and set aside the bytes of the log beyond *position*.
 
-        Publishes that are not released fail.
+        Publishes that are not released now never are: a server that has led ends its journal, and opens it again.
 
         :param reason: why this server stops leading, for people
         :return: fires when the log ends at *position*
         """
-        led, self.leading, self.refusal, self._kept = self.leading, False, reason, position
+        led, self.leading, self.refusal = self.leading, False, reason
         self._suspended = False
-        self._journal.halt()
         self._release_waiting(position)
+        self._waiting.clear()
         if led:
-            self._journal.forbid(reason)
-        self._drop_waiting(self._unknown())
+            self._journal.end(reason)
         return self._journal.truncate(position).addBoth(self._truncated)
 
     def _truncated(self, result: Any) -> Any:
         self.handover.take()
         return result
-
-    def _drop_waiting(self, error: Exception) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for _, commit in waiting:
-            self.failed(commit, error)

@@ -272,7 +272,7 @@ class Member:
 
     async def _read(self) -> None:
         role = self.role
-        while self.running and role.state is State.FOLLOWER:
+        while self.running and role.state is State.FOLLOWER and not self._reopens:
             found = await self.log.read(role.applied + 1, READ)
             if not found:
                 found = await self._check_extent()

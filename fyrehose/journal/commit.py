@@ -2,6 +2,9 @@
 
     submit -> waiting -> a commit: in the reactor's thread at the end of an iteration, or in the writer thread
            -> Commit -> the gate -> the journal, which settles each owner of the commit once
+           -> no room -> waiting, in front, until the journal schedules a commit again
+
+What is submitted becomes durable, or the journal ends: a commit is never refused.
 
 While one commit is synced, publishes gather for the next, so commits grow with the load.  Once the gathered publishes
 are as large as the last commit, the writer thread is scheduled to commit them at once, so that the disk stays busy.
@@ -28,7 +31,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.journal import format as fmt
-from fyrehose.journal.writer import Committed, Writer
+from fyrehose.journal.writer import Committed, NoRoom, Writer
 from fyrehose.observe.meters import JournalMeters
 from fyrehose.records import Publish, Run
 
@@ -67,7 +70,7 @@ class Commit:
 
     :ivar size: size of the publishes, in bytes
     :ivar began, ended: when the commit itself ran (monotonic clock, seconds)
-    :ivar result: None if the commit was not attempted, because nothing was waiting or an earlier commit failed
+    :ivar result: None if nothing was written, because nothing was waiting, or may be written at present
     """
 
     items: list[Publish]
@@ -106,9 +109,9 @@ class Commits:
         None: always
     :ivar at_turn_end: calls a function when the reactor has read everything that is readable in this iteration
     :ivar synced: called in the reactor's thread with each commit that is on disk, in order
-    :ivar unwritten: called with each other commit: it failed, or was not attempted, or nothing counts any more
-    :ivar failed: whether nothing is written: after a failed commit, later publishes must not be written without those
-        of that commit
+    :ivar broke: called with the error of a commit that failed; after :class:`.NoRoom` its publishes wait in front of
+        all others, and after another error the journal has to end
+    :ivar stopped: whether nothing is written or passed on any more, because the journal ends
     :ivar accepted: how many publishes and retirements were ever submitted
     :ivar size: size of all publishes that wait or are being written, in bytes
     :ivar waiting: the publishes that wait for a commit, the oldest first
@@ -122,14 +125,12 @@ class Commits:
     may_write: Callable[[int], bool] | None
     at_turn_end: Callable[[Callable[[], object]], object]
     synced: Callable[[Commit], None]
-    unwritten: Callable[[Commit], None]
-    failed: bool = attrs.field(default=False, init=False)
+    broke: Callable[[Failure], None]
+    stopped: bool = attrs.field(default=False, init=False)
     accepted: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     waiting: deque[Publish] = attrs.field(factory=deque, init=False)
     largest: CommitSize = attrs.field(factory=CommitSize, init=False)
-    #: Whether commits that are on disk do not count any more, because the journal has failed.
-    _broken: bool = attrs.field(default=False, init=False)
     #: Whether a commit is scheduled that has not taken the waiting publishes yet.
     _scheduled: bool = attrs.field(default=False, init=False)
     #: Number of commits that are scheduled or run, and are not processed yet.
@@ -137,9 +138,11 @@ class Commits:
     #: Size of the publishes since a commit was scheduled last, and of the publishes of the last commit, in bytes.
     _added: int = attrs.field(default=0, init=False)
     _last: int = attrs.field(default=0, init=False)
+    #: Size of the commit that may not be written at present, in bytes; 0: the last one might be.
+    _put_off: int = attrs.field(default=0, init=False)
 
     def submit(self, publish: Publish) -> None:
-        """Commit *publish* with the next commit."""
+        """Commit *publish* with the next commit; one that retires streams has a commit of its own."""
         self.accepted += 1
         self.waiting.append(publish)
         self.size += publish.size
@@ -147,37 +150,9 @@ class Commits:
         if not self._scheduled and (not self._under_way or (self._last <= self._added and self._last <= AHEAD)):
             self.schedule()
 
-    def retire(self, publish: Publish, streams: Sequence[str]) -> None:
-        """Retire *streams* by a commit without records, which keeps its place among the commits.
-
-        :param publish: is settled when the streams are retired; it has no runs
-        """
-        self.accepted += 1
-        self.worker.call(lambda: self._retire(publish, streams)).addCallback(self._pass_on).addErrback(_log_bug)
-
-    def _retire(self, publish: Publish, streams: Sequence[str]) -> Commit:
-        """Write the retirement of *streams* (called in the writer thread)."""
-        writer, began = self.writer, time.monotonic()
-        result: Committed | Failure
-        try:
-            retired = writer.retire(streams)
-            result = Committed([], writer.position, writer.durable, None, retired=retired)
-        except Exception:
-            self.failed = True
-            result = Failure()
-        return Commit([publish], 0, began, time.monotonic(), result)
-
-    def stop(self, for_good: bool = False) -> None:
-        """Write nothing more: publishes that wait are passed on unwritten.
-
-        :param for_good: whether commits that are on disk are passed on as unwritten, too
-        """
-        self.failed = True
-        self._broken |= for_good
-
-    def resume(self) -> None:
-        """Write again after :meth:`stop`."""
-        self.failed = False
+    def stop(self) -> None:
+        """Write nothing more, and pass nothing on, because the journal ends."""
+        self.stopped = True
 
     def continue_with(self, writer: Writer) -> None:
         """Write with *writer* from now on, because the log was cut (called in the writer thread)."""
@@ -219,70 +194,89 @@ class Commits:
         # The flag is reset before the queue is read: a publish that is submitted from now on is either taken here, or
         # schedules the next commit.
         self._scheduled = False
-        items: list[Publish] = []
-        size = 0
-        while self.waiting and (not items or size + self.waiting[0].size <= self.largest.most):
-            items.append(self.waiting.popleft())
-            size += items[-1].size
         began = time.monotonic()
-        may_write = self.may_write
-        if may_write is not None and items and not self.failed and not may_write(size + len(items) * _HEADER):
+        items, size = self._take()
+        result: Committed | Failure | None = None
+        try:
+            if items:
+                result = self._write(items)
+        except NoRoom:
+            result = Failure()
             self.waiting.extendleft(reversed(items))
             items, size = [], 0
-        result: Committed | Failure | None = None
-        if items and not self.failed:
-            try:
-                clock = self.now()
-                accepted = max(self.writer.time, clock)
-                # Each batch has at most fmt.BATCH bytes, unless one publish is larger.
-                batches: list[list[Run]] = []
-                filled = fmt.BATCH
-                for item in items:
-                    if filled + item.size > fmt.BATCH:
-                        batches.append([])
-                        filled = 0
-                    for run in item.runs:
-                        run.time = accepted
-                    batches[-1] += item.runs
-                    filled += item.size
-                result = self.writer.commit(batches, accepted, clock)
-            except Exception:
-                self.failed = True
-                result = Failure()
+        except Exception:
+            self.stopped = True  # Later publishes must not be written without those of this commit.
+            result = Failure()
         return Commit(items, size, began, time.monotonic(), result)
 
+    def _take(self) -> tuple[list[Publish], int]:
+        """Take the publishes of the next commit from those that wait; return them and their size in bytes."""
+        items: list[Publish] = []
+        size = 0
+        waiting = self.waiting
+        while waiting and not self.stopped and (not items or size + waiting[0].size <= self.largest.most):
+            if items and (items[0].retires or waiting[0].retires):
+                break
+            items.append(waiting.popleft())
+            size += items[-1].size
+        needed = size + len(items) * _HEADER
+        self._put_off = needed if items and self.may_write is not None and not self.may_write(needed) else 0
+        if self._put_off:
+            waiting.extendleft(reversed(items))
+            return [], 0
+        return items, size
+
+    def _write(self, items: Sequence[Publish]) -> Committed:
+        writer = self.writer
+        if items[0].retires:
+            retired = writer.retire(items[0].retires)
+            return Committed([], writer.position, writer.durable, writer.take_rolled(), retired=retired)
+        clock = self.now()
+        accepted = max(writer.time, clock)
+        # Each batch has at most fmt.BATCH bytes, unless one publish is larger.
+        batches: list[list[Run]] = []
+        filled = fmt.BATCH
+        for item in items:
+            if filled + item.size > fmt.BATCH:
+                batches.append([])
+                filled = 0
+            for run in item.runs:
+                run.time = accepted
+            batches[-1] += item.runs
+            filled += item.size
+        return writer.commit(batches, accepted, clock)
+
     def _process(self, commit: Commit) -> None:
+        result = commit.result
         self._under_way -= 1
         self._last = commit.size
         self.size -= commit.size
         assert self._under_way >= 0 <= self.size, f"{self._under_way} commits of {self.size} bytes are under way"
-        if isinstance(commit.result, Committed):
+        if isinstance(result, Failure):
+            self.broke(result)
+        elif result is not None:
             if commit.size <= SMALL:
                 self.pace.took(commit.ended - commit.began)
             else:
                 self.largest.took(commit.size, commit.ended - commit.began)
-        # As _pass_on does, whose call each commit would pay for.
-        (self.synced if isinstance(commit.result, Committed) and not self._broken else self.unwritten)(commit)
-
-    def _pass_on(self, commit: Commit) -> None:
-        (self.synced if isinstance(commit.result, Committed) and not self._broken else self.unwritten)(commit)
+            if not self.stopped:
+                self.synced(commit)
+        elif self._put_off and self.may_write is not None and self.may_write(self._put_off):
+            self.schedule()  # It may be written by now, and nothing else may ever schedule it.
 
 
 def _log_bug(failure: Failure) -> None:
     log.failure("processing a durable commit failed; please report this bug", failure)
 
 
-def settle(items: Sequence[Publish], error: Exception | None) -> None:
-    """Settle *items*, the publishes of one commit: call each owner once, in the order of the owners' first items.
-
-    :param error: why the publishes were not written; None: they are durable
-    """
+def settle(items: Sequence[Publish]) -> None:
+    """Settle *items*, the durable publishes of one commit: call each owner once, in the order of their first items."""
     owners: dict[Any, list[Publish]] = {}
     for item in items:
         owners.setdefault(item.owner, []).append(item)
     for owner, of in owners.items():
         try:
-            owner.settle(of, error)
+            owner.settle(of)
         except Exception:
             log.failure("settling publishes failed; please report this bug")  # the other publishes are still settled
 
@@ -290,12 +284,9 @@ def settle(items: Sequence[Publish], error: Exception | None) -> None:
 class Deferreds:
     """The owner of publishes whose ``note`` is a Deferred."""
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+    def settle(self, items: Sequence[Publish]) -> None:
         for item in items:
-            if error is None:
-                item.note.callback(None)
-            else:
-                item.note.errback(error)
+            item.note.callback(None)
 
 
 DEFERREDS = Deferreds()

@@ -4,7 +4,6 @@ The journal's own work on a commit ends when it is synced.  :class:`LocalGate` r
 a cluster (:mod:`fyrehose.cluster.gate`) waits until the shared log has the commit, too.
 
     commit -> synced -> Gate.synced(commit) -> FileJournal.release(commit): readers see it, publishers are acknowledged
-           -> failed -> Gate.failed(commit) -> FileJournal.refuse(commit): publishers get the error
 """
 
 from __future__ import annotations
@@ -56,15 +55,6 @@ class IGate(Interface):
     def synced(commit: Commit) -> None:
         """Release *commit*, which is on disk, at once or later; commits are released in the order of these calls."""
 
-    def failed(commit: Commit, error: Exception) -> None:
-        """Refuse *commit*, which was not written, or which the journal must not release any more.
-
-        :param error: why it is refused, for its publishers
-        """
-
-    def broke() -> None:
-        """Refuse all commits that wait at this gate, because the journal has failed."""
-
     def expect_stop() -> None:
         """Prepare to stop: begin it in a few seconds, unless :meth:`stop` is called before."""
 
@@ -84,10 +74,9 @@ class LocalGate:
     handover: Handover | None = None
     may_write = None
     synced: Callable[[Commit], None] = attrs.field(init=False)
-    failed: Callable[[Commit, Exception], None] = attrs.field(init=False)
 
     def attach(self, journal: FileJournal) -> None:
-        self.synced, self.failed = journal.release, journal.refuse
+        self.synced = journal.release
 
     def prepare(self) -> Deferred[None]:
         return succeed(None)
@@ -103,9 +92,6 @@ class LocalGate:
 
     def opened(self) -> None:
         """Do nothing, because this gate waits for no other server."""
-
-    def broke(self) -> None:
-        """Do nothing, because no commit waits at this gate."""
 
     def stop(self) -> Deferred[None]:
         return succeed(None)

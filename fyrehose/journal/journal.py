@@ -3,6 +3,9 @@
     submit -> a commit (one at a time, see commit.py) -> synced -> the gate (see gate.py)
            -> release -> the observer, then the owners of the publishes
 
+What is submitted has two ends: it is durable, or the journal ends before.  While the disk has no room, commits wait,
+and are tried again every second; publishes are refused meanwhile.
+
 In a cluster, :meth:`FileJournal.apply` of a follower writes the bytes of the leader instead, and bytes that this server
 has written as the leader may be cut off again (:meth:`FileJournal.truncate`).
 """
@@ -25,8 +28,6 @@ from fyrehose.errors import (
     Closed,
     JournalFailed,
     JournalLocked,
-    OutcomeUnknown,
-    PublishError,
 )
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import scan
@@ -51,7 +52,7 @@ from fyrehose.journal.opening import OpenLog
 from fyrehose.journal.readable import Readable
 from fyrehose.journal.recovery import Recovered
 from fyrehose.journal.retention import Deletion
-from fyrehose.journal.room import Room, enough
+from fyrehose.journal.room import Room
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.slow_disk import SlowDisk
 from fyrehose.journal.store import Caches, Store
@@ -70,6 +71,8 @@ T = TypeVar("T")
 
 #: How often the free space of the disk and the age of segments are checked, in seconds.
 CHECK_INTERVAL = 1.0
+#: How long a publish waits for a journal that cannot be written before the observer is told, in seconds.
+PATIENCE = 5.0
 
 
 @implementer(IJournal)
@@ -140,8 +143,8 @@ class FileJournal:
     _preparing: Deferred[None] | None = attrs.field(default=None, init=False)
     _opening: bool = attrs.field(init=False)
     _closers: list[Deferred[None]] = attrs.field(factory=list, init=False)
-    #: The reason for a change of state, of which the observer is notified once all accepted publishes are settled.
-    _announcement: str | None = attrs.field(default=None, init=False)
+    #: When the state became READ_ONLY, in seconds of the reactor's clock.
+    _read_only_at: float = attrs.field(default=0.0, init=False)
     #: Fires when all publishes and retirements are settled; None unless the journal is being closed.
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
@@ -268,7 +271,7 @@ class FileJournal:
             self.gate.may_write,
             at_turn_end,
             self.gate.synced,
-            self._not_written,
+            self._broke,
         )
         self._settled = 0
         self._upkeep.begin()
@@ -300,21 +303,12 @@ class FileJournal:
         if (refusal := self.standing.refusal) is not None:
             return fail(refusal)
         done: Deferred[None] = Deferred()
-        self._commits.retire(Publish([], 0, DEFERREDS, done), streams)
+        self.submit(Publish([], 0, DEFERREDS, done, retires=streams))
         return done
 
     def _call(self, job: Callable[[], T]) -> Deferred[T]:
         assert self._worker is not None, "the journal is open"
         return self._worker.call(job)
-
-    def _not_written(self, commit: Commit) -> None:
-        """Let the gate refuse a commit that failed, or was not attempted, or came too late."""
-        error: PublishError | None = None
-        if isinstance(commit.result, Failure):
-            self._break(commit.result)
-            if not commit.result.check(NoRoom):
-                error = OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown")
-        self.gate.failed(commit, error or self.standing.refusal or self._room.error(self.settings.min_free))
 
     # Called by the gate.
 
@@ -322,6 +316,8 @@ class FileJournal:
         """Let readers see the records of *commit*, notify the observer, and settle the publishes of *commit*."""
         committed = commit.result
         assert isinstance(committed, Committed), "only what is on disk is released"
+        if self._commits.stopped:
+            return  # Nothing leaves a journal that ends.
         self._settled += len(commit.items)
         if committed.batches:
             meters = self.meters
@@ -341,16 +337,9 @@ class FileJournal:
             self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         if ends:
             self._observer.durable(ends)
-        settle(commit.items, None)
-        if self._announcement is not None or self._idle is not None:
-            self._settle()
-
-    def refuse(self, commit: Commit, error: Exception) -> None:
-        """Settle the publishes of *commit* with *error*."""
-        self._settled += len(commit.items)
-        settle(commit.items, error)
-        self._commits.schedule()
-        self._settle()
+        settle(commit.items)
+        if self._idle is not None:
+            self._close_when_idle()
 
     def schedule(self) -> None:
         """Schedule a commit of the waiting appends."""
@@ -369,22 +358,26 @@ class FileJournal:
 
         :param reason: for people
         """
-        if self.state is JournalState.READ_ONLY and not self._commits.failed:
-            self.state, self._announcement = JournalState.WRITABLE, reason
-        self._settle()
+        if self.state is JournalState.READ_ONLY and not self._room.lacks:
+            self._enter(JournalState.WRITABLE, reason)
 
     def forbid(self, reason: str) -> None:
         """Refuse further publishes; those that were accepted are still written.
 
         :param reason: for people
         """
-        if self.state is not JournalState.FAILED:
-            self.state, self._announcement = JournalState.READ_ONLY, reason
-        self._settle()
+        if self.state is JournalState.WRITABLE:
+            self._read_only_at = self.reactor.seconds()
+            self._enter(JournalState.READ_ONLY, reason)
 
-    def halt(self) -> None:
-        """Stop writing: the appends that wait fail."""
+    def end(self, reason: str) -> None:
+        """Write and release nothing more, because this journal has to be closed and opened again.
+
+        :param reason: for people
+        """
         self._commits.stop()
+        self.forbid(reason)
+        self._observer.stuck(reason)
 
     def break_off(self, reason: str) -> None:
         """Change the state to FAILED, for *reason*: this process must not write the journal any more."""
@@ -394,10 +387,7 @@ class FileJournal:
 
     def lead(self) -> Deferred[None]:
         """Prepare for commits as the leader; return a Deferred that fires when :meth:`accept` may be called."""
-        return self._call(lambda: self.writer.lead(self._clock.now())).addCallback(self._led)
-
-    def _led(self, _: None) -> None:
-        self._commits.resume()
+        return self._call(lambda: self.writer.lead(self._clock.now()))
 
     def apply(self, position: int, data: bytes) -> Deferred[int]:
         """Write batches of the leader at *position*, the end of the log, sync them, and deliver their records.
@@ -422,12 +412,11 @@ class FileJournal:
         return self._call(lambda: self._log.differs(position, data))
 
     def truncate(self, position: int) -> Deferred[None]:
-        """Fail the appends that wait after :meth:`halt`, and set aside the bytes of the log beyond *position*.
+        """Set aside the bytes of the log beyond *position*.
 
         :return: fires when the log ends at *position*
         """
-        self._commits.schedule()
-        return self._call(lambda: self._cut(position)).addCallback(lambda _: self._settle())
+        return self._call(lambda: self._cut(position))
 
     def _cut(self, position: int) -> None:
         """Set aside the bytes of the log beyond *position*, and open it again there (called in the writer thread)."""
@@ -450,43 +439,34 @@ class FileJournal:
     # Failures.
 
     def _broke(self, failure: Failure) -> None:
-        """Change the state, because a write or a check other than a commit failed."""
-        self._break(failure)
-        self._settle()
-
-    def _break(self, failure: Failure) -> None:
-        """Make the journal read-only if the disk is full, otherwise failed; pending appends are not written."""
+        """Refuse publishes if the disk is full; else the journal has failed, and writes and releases nothing more."""
         if self.state is JournalState.FAILED:
             return
-        self.state = JournalState.READ_ONLY if failure.check(NoRoom) else JournalState.FAILED
-        failed = self.state is JournalState.FAILED
-        self._commits.stop(for_good=failed)  # the writer thread fails the commits that are scheduled already
-        if failed:
-            self._upkeep.cancel_sync()
-            log.critical("the journal failed", log_failure=failure)
-            of_disk = failure.check(SyncFailed, OSError)
-            what = f"{'the disk of' if of_disk else 'the journal'} {self.directory} failed"
-        else:
-            self._room.ran_out(failure.getErrorMessage())
-            what = f"the disk of {self.directory} is full or read-only"
-        self._announcement = f"{what}: {failure.getErrorMessage()}"
-        if failed:
-            self.gate.broke()
-
-    @property
-    def _busy(self) -> bool:
-        """Return whether a publish or a retirement is not settled yet."""
-        return self._commits.accepted != self._settled
-
-    def _settle(self) -> None:
-        """If no append is under way, announce the change of state, and continue closing."""
-        if self._busy:
+        why = failure.getErrorMessage()
+        if failure.check(NoRoom):
+            self._room.ran_out(why)
+            self.forbid(f"the disk of {self.directory} is full or read-only: {why}")
+            if self._idle is not None:  # It cannot wait for room while it is being closed.
+                self._commits.stop()
+                self._close_when_idle()
             return
-        if self._announcement is not None:
-            reason, self._announcement = self._announcement, None
-            self._observer.state_changed(self.state, reason)
+        self._commits.stop()
+        self._upkeep.cancel_sync()
+        log.critical("the journal failed", log_failure=failure)
+        what = "the disk of" if failure.check(SyncFailed, OSError) else "the journal"
+        self._enter(JournalState.FAILED, f"{what} {self.directory} failed: {why}")
+
+    def _enter(self, state: JournalState, reason: str) -> None:
+        self.state = state
+        self._observer.state_changed(state, reason)
         if self._idle is not None:
-            idle, self._idle = self._idle, None
+            self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        """Continue closing if nothing is under way, or if what is under way will never be durable."""
+        idle, waits = self._idle, self._commits.accepted != self._settled
+        if idle is not None and not (waits and self.state is JournalState.CLOSED and not self._commits.stopped):
+            self._idle = None
             idle.callback(None)
 
     def _check(self) -> None:
@@ -497,19 +477,16 @@ class FileJournal:
         now = self._clock.now()
         if not self._clock.in_doubt:
             self._readable.judge_ages(now)
-        least = self.settings.min_free
         try:
-            free = self._room.measure(self._log.lock)
+            self._room.measure(self._log.lock, self.settings.min_free)
         except JournalFailed:
             self._broke(Failure())
             return
-        if self.state is JournalState.WRITABLE and free < least:
-            # Appends that were accepted are still committed: min-free reserves the space for them.
-            self.state = JournalState.READ_ONLY
-            self._announcement = str(self._room.error(least))
-            self._settle()
-        elif self.state is JournalState.READ_ONLY and free > enough(least):
-            self._call(self.writer.make_room).addCallbacks(self._writable, self._still_full)
+        if self._room.lacks:
+            self._await_room()
+        waits = self.state is JournalState.READ_ONLY and self._commits.accepted != self._settled
+        if waits and self.reactor.seconds() - self._read_only_at >= PATIENCE:
+            self._observer.stuck(str(self.standing.refusal))
         self._retain()
 
     def _retain(self) -> None:
@@ -517,17 +494,21 @@ class FileJournal:
         if not self._opening:
             self.keeper.check(self.writer.keep_from)
 
-    def _writable(self, _: None) -> None:
-        if self.state is JournalState.READ_ONLY and not self._busy and self.gate.standing.may_write:
-            self.state = JournalState.WRITABLE
-            self._room.is_back()
-            self._commits.resume()
-            self._announcement = f"the disk of {self.directory} has free space again"
-            self._settle()
+    def _await_room(self) -> None:
+        """Refuse publishes while the disk has too little room, and try again to write when it has enough."""
+        # Appends that were accepted are still committed: min-free reserves the space for them.
+        self.forbid(str(self._room.error(self.settings.min_free)))
+        if self._room.is_enough:
+            self._call(self.writer.make_room).addCallbacks(self._has_room, self._broke)
 
-    def _still_full(self, failure: Failure) -> None:
-        if not failure.check(NoRoom):
-            self._broke(failure)
+    def _has_room(self, _: None) -> None:
+        """Commit what waits for room; if nothing does, accept publishes again."""
+        if self._commits.waiting:
+            self._commits.schedule()
+        elif self._room.lacks:
+            self._room.is_back()
+            if self.gate.standing.may_write:
+                self.accept(f"the disk of {self.directory} has free space again")
 
     # Status.
 
@@ -577,7 +558,8 @@ class FileJournal:
             self.state = JournalState.CLOSED
         self._idle = Deferred()
         self._idle.addCallback(lambda _: self._close(in_order)).addCallback(self._closed)
-        self._settle()
+        self._commits.schedule()  # what waits for room, for the last time
+        self._close_when_idle()
 
     def _close(self, in_order: bool) -> Deferred[None]:
         self._upkeep.cancel_sync()  # only now: commits that were under way may have scheduled a sync

@@ -1,6 +1,6 @@
 """The room that the disk has for an open journal, and the error for publishes while it has too little.
 
-in: the directory and its lock, once a second; writes without room      out: the free space, a ReadOnly error
+in: the directory and its lock, once a second; writes without room      out: whether it lacks room, a ReadOnly error
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ class Room:
     that became read-only, does not show in it.
 
     :ivar free: bytes; -1: the directory was deleted; None: unknown
+    :ivar lacks: whether the disk has too little room for publishes
+    :ivar is_enough: whether the free space at the last check is enough to accept publishes again
     """
 
     directory: Path
     files: Files
     free: int | None = attrs.field(default=None, init=False)
+    lacks: bool = attrs.field(default=False, init=False)
+    is_enough: bool = attrs.field(default=False, init=False)
     #: Why the last write had no room; empty once there was room again.
     _full: str = attrs.field(default="", init=False)
     #: The last error of a check, so that the same error is not logged every second.
     _error: str = attrs.field(default="", init=False)
 
-    def measure(self, lock: int) -> int:
-        """Measure the free space, and return it in bytes; -1 if it is unknown.
+    def measure(self, lock: int, least: int) -> None:
+        """Measure the free space; the disk lacks room if less than *least* bytes are free, or if that is unknown.
 
         :param lock: the descriptor of the directory's lock
         :raises JournalFailed: the lock was deleted or replaced, so another process may write there
@@ -48,21 +52,22 @@ class Room:
             if deleted or not owns_lock(self.directory, lock):
                 raise JournalFailed("its LOCK was deleted or replaced, perhaps with the directory")
             self._error = ""
-            return self.free
         except OSError as error:
             why = error.strerror or str(error)
             if why != self._error:
                 log.warn("cannot determine the free space of the disk, so none is assumed: {why}", why=why)
             self._error, self.free = why, None
-            return -1
+        free = -1 if self.free is None else self.free
+        self.lacks |= free < least
+        self.is_enough = free > enough(least)
 
     def ran_out(self, why: str) -> None:
         """Note that a write had no room, for the reason *why*."""
-        self._full = why
+        self._full, self.lacks = why, True
 
     def is_back(self) -> None:
         """Note that the disk was written again."""
-        self._full = ""
+        self._full, self.lacks = "", False
 
     def error(self, least: int) -> ReadOnly:
         """Return the error for publishes while the disk has too little room.

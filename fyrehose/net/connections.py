@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, ClassVar
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
@@ -118,6 +118,7 @@ class SessionFactory(Factory):
         self._counted = 1  #: number of connections when ``buffer_size`` was last computed
         self.buffer_size = self._read_size()
         self._drained: Deferred[None] | None = None
+        broker.when_stuck(self.let_go)
 
     noisy = False
 
@@ -198,6 +199,11 @@ class SessionFactory(Factory):
             self.holding.lost(protocol)
         self._check_drained()
 
+    def let_go(self, reason: str) -> None:
+        """Abort the connections that wait for publishes, because the journal cannot be written for *reason*."""
+        for protocol in list(self.connections):
+            protocol.let_go(reason)
+
     def _check_drained(self) -> None:
         if self._drained is not None and not self.connections and not len(self.holding):
             drained, self._drained = self._drained, None
@@ -209,12 +215,10 @@ class SessionFactory(Factory):
         :return: a Deferred that fires when all connections are closed
         """
         self.holding.stop()
-        if not self.connections and not len(self.holding):
-            return succeed(None)
-        self._drained = Deferred()
-        drained = self._drained
+        drained = self._drained = Deferred()
         for protocol in list(self.connections):
             protocol.stop()
+        self._check_drained()
         return drained
 
     # Private.

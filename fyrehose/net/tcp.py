@@ -405,32 +405,31 @@ class SessionProtocol(TwistedProtocol):
         """Publish *runs*, a part of a publish that was refused as a whole; a hook for subclasses."""
         self.publish(runs)
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle *items*, publishes that became durable or failed in one commit, in their order."""
+    def settle(self, items: Sequence[Publish]) -> None:
+        """Handle *items*, publishes that became durable in one commit, in their order."""
         self.unsettled -= len(items)
         try:
-            if error is None:
-                self.durable(items)
-            else:
-                for item in items:
-                    self.not_durable(item, error)
+            self.durable(items)
         except Exception:
             self.failed(Failure())
-        if error is not None or self.phase is not Phase.OPEN:
+        if self.phase is not Phase.OPEN:
             self.settled()
+
+    def let_go(self, reason: str) -> None:
+        """Abort the connection if it waits for publishes: whether they are ever stored is unknown, as at a crash."""
+        if self.unsettled and self.phase is not Phase.GONE:
+            self.broker.counters.refuse(self.log, self.protocol_name, OutcomeUnknown.__name__, self.peer, reason)
+            self.abort()
 
     def durable(self, items: Sequence[Publish]) -> None:
         """Acknowledge *items*, even if the connection is lost by now; a hook for subclasses."""
 
-    def not_durable(self, item: Publish, error: Exception) -> None:
-        """Handle a publish that was accepted, and could not be written; a hook for subclasses."""
-        if not isinstance(error, FyrehoseError):
-            raise error
-        if isinstance(error, OutcomeUnknown):
-            self.broker.counters.refuse(self.log, self.protocol_name, type(error).__name__, self.peer, str(error))
-            self.abort()
+    def publish_failed(self, failure: Failure) -> None:
+        """Handle the failure of a publish that a broker of another package had accepted."""
+        if failure.check(FyrehoseError):
+            self.let_go(failure.getErrorMessage())
         else:
-            self.refused(error)
+            self.failed(failure)
 
     def settled(self) -> None:
         """Handle the end of calls of the broker: close a connection that only waited for them.
@@ -612,7 +611,7 @@ class SessionProtocol(TwistedProtocol):
         """Switch to a broker with the rights of :attr:`identity`; call this after the identity has changed."""
         self.broker = self.broker.identified(self.identity)
         foreign = not type(self).__module__.startswith("fyrehose.")
-        self.publisher = publisher_for(self.broker, self.account, self.settle, checked=foreign)
+        self.publisher = publisher_for(self.broker, self.account, self.settle, self.publish_failed, foreign)
 
     def _check_admitted(self) -> None:
         """Refuse the peer if no rule of the policy allows it anything, even with the proofs that it may send later."""

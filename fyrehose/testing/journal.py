@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, Following, PublishError, ReadOnly
+from fyrehose.errors import Closed, Following, ReadOnly
 from fyrehose.interfaces import FileLag, IJournal, IJournalObserver, IKeeper, JournalState, Unread
 from fyrehose.journal.commit import DEFERREDS, settle
 from fyrehose.observe.meters import JournalMeters, JournalStatus
@@ -137,7 +137,7 @@ class MemoryJournal:
                     known.pop(stream, None)
         if ends:
             self._observer.durable(ends)
-        settle([publish for publish, _ in pending], None)
+        settle([publish for publish, _ in pending])
 
     @property
     def standing(self) -> Standing:
@@ -157,13 +157,15 @@ class MemoryJournal:
         self.cluster = Standing(ServerRole.FOLLOWER, leader=leader, leads_alone=False, refusal=refusal)
 
     def enter(self, state: JournalState, reason: str) -> None:
-        """Change to ``state``; unless that is WRITABLE, all pending appends fail."""
+        """Change to ``state``: before WRITABLE, what is pending becomes durable; FAILED drops it."""
         assert self._observer is not None
+        if state is JournalState.WRITABLE:
+            self.commit()
         self.state, self._reason = state, reason
         if state is JournalState.WRITABLE and not self.cluster.may_write:
             self.cluster = Standing(ServerRole.LEADER)
-        if state is not JournalState.WRITABLE:
-            self.fail_pending(ReadOnly(reason) if state is JournalState.READ_ONLY else Closed(reason))
+        if state is JournalState.FAILED:
+            self.pending.clear()
         self._observer.state_changed(state, reason)
 
     def forget(self, stream: str, oldest: int) -> None:
@@ -224,10 +226,5 @@ class MemoryJournal:
         if self.state is JournalState.WRITABLE:
             self.commit()
         self.state = JournalState.CLOSED
-        self.fail_pending(Closed("closed"))
+        self.pending.clear()
         return succeed(None)
-
-    def fail_pending(self, reason: PublishError) -> None:
-        """Settle all appends that are not durable with the error *reason*."""
-        pending, self.pending = self.pending, []
-        settle([publish for publish, _ in pending], reason)

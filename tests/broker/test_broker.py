@@ -56,15 +56,15 @@ def test_nothing_is_delivered_or_acknowledged_before_it_is_durable() -> None:
     assert [(r.seq, r.payload) for r in sink.records] == [(1, b"a"), (2, b"b")]
 
 
-def test_numbers_continue_after_a_failed_append() -> None:
+def test_numbers_continue_behind_what_waits_for_room() -> None:
     broker, journal, _ = make(auto=False)
-    first = broker.publish(drafts(b"lost"))
+    first = broker.publish(drafts(b"waits"))
     journal.enter(JournalState.READ_ONLY, "full")
-    first.addErrback(lambda f: f.trap(ReadOnly))
+    assert not first.called
     journal.enter(JournalState.WRITABLE, "room")
     again = broker.publish(drafts(b"kept"))
     journal.commit()
-    assert again.result == (1,)
+    assert (first.result, again.result) == ((1,), (2,))
 
 
 @pytest.mark.parametrize("stream", ["", "x" * 256, "ä" * 128, "\ud800"])
@@ -124,9 +124,7 @@ def test_streams_of_failed_publishes_are_not_counted() -> None:
     broker, journal, _ = make(auto=False, max_streams=3)
     mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
     assert isinstance(refused(broker.publish(mixed)), InvalidName)
-    waiting = broker.publish(drafts(b"lost", stream="two"))
     journal.enter(JournalState.READ_ONLY, "full")
-    assert isinstance(refused(waiting), ReadOnly)
     for i in range(10):
         assert isinstance(refused(broker.publish(drafts(b"x", stream=f"while full {i}"))), ReadOnly)
     journal.enter(JournalState.WRITABLE, "room")
@@ -141,16 +139,6 @@ def test_a_refused_publish_creates_no_stream() -> None:
     mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
     assert isinstance(refused(broker.publish(mixed)), InvalidName)
     assert broker.publish(drafts(b"x", stream="two")).result == (1,)
-
-
-def test_a_stream_is_still_restricted_after_its_first_publish_failed() -> None:
-    broker, journal, _ = make(auto=False)
-    broker.restrict("s", 3)
-    refused_later = broker.publish(drafts(b"ok"))
-    journal.enter(JournalState.READ_ONLY, "full")
-    refused(refused_later)
-    journal.enter(JournalState.WRITABLE, "room")
-    assert isinstance(refused(broker.publish(drafts(b"toolong"))), PayloadTooLarge)
 
 
 def test_a_publish_larger_than_a_batch_is_refused_before_it_is_numbered() -> None:
@@ -396,33 +384,19 @@ class TestRetiring:
         assert isinstance(refused(broker.retire(["s"])), NoSuchStream)
         assert broker.counters.counts["server", "streams-retired"] == 1
 
-    def test_a_stream_stays_if_its_retirement_did_not_become_durable(self) -> None:
-        broker, journal, _ = make(auto=False, max_streams=1)
+    def test_a_retirement_waits_for_room(self) -> None:
+        broker, journal, _ = make(auto=False)
         broker.publish(drafts(b"a"))
         journal.commit()
         retired = broker.retire(["s"])
         journal.enter(JournalState.READ_ONLY, "full")
-        assert isinstance(refused(retired), ReadOnly)
-        assert isinstance(refused(broker.retire(["s"])), ReadOnly)
+        assert not retired.called
+        assert isinstance(refused(broker.retire(["other"])), ReadOnly)
         journal.enter(JournalState.WRITABLE, "room")
-        assert broker.retirable("s")
+        assert retired.called
         published = broker.publish(drafts(b"b"))
         journal.commit()
-        assert published.result == (2,)
-        assert broker.bounds("s") == (1, 2)
-        assert isinstance(refused(broker.publish(drafts(b"x", stream="other"))), TooManyStreams)
-
-    def test_a_stream_that_was_never_durable_does_not_exist_after_its_retirement_failed(self) -> None:
-        broker, journal, _ = make(auto=False, max_streams=1)
-        published, retired = broker.publish(drafts(b"a")), broker.retire(["s"])
-        journal.enter(JournalState.READ_ONLY, "full")
-        assert [type(refused(failed)) for failed in (published, retired)] == [ReadOnly, ReadOnly]
-        assert not broker.retirable("s")
-        journal.enter(JournalState.WRITABLE, "room")
-        assert not broker.retirable("s")
-        again = broker.publish(drafts(b"x", stream="other"))
-        journal.commit()
-        assert again.result == (1,)
+        assert (published.result, broker.bounds("s")) == ((2,), (2, 2))
 
     @pytest.mark.parametrize(
         ("state", "error"), [(JournalState.READ_ONLY, ReadOnly), (JournalState.FAILED, Closed)], ids=str

@@ -14,7 +14,7 @@ from fyrehose.broker import Broker, Sequencer
 from fyrehose.broker.peer import publisher_for
 from fyrehose.broker.policy import Policy
 from fyrehose.broker.publisher import RUN_OVERHEAD
-from fyrehose.errors import Forbidden, KeyReused, PayloadTooLarge, ReadOnly
+from fyrehose.errors import Forbidden, KeyReused, OutcomeUnknown, PayloadTooLarge, ReadOnly
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.net.inflight import Account
@@ -44,8 +44,8 @@ class Bench:
 
     def resumeProducing(self) -> None: ...
 
-    def note(self, items: Sequence[Publish], error: Exception | None) -> None:
-        self.settled.append(([item.note for item in items], error, self.account.held))
+    def note(self, items: Sequence[Publish]) -> None:
+        self.settled.append(([item.note for item in items], self.account.held))
 
     def publisher(self, host: str = "127.0.0.1") -> Any:
         return self.broker.identified(Identity(host=host)).publisher(self.account, self.note)
@@ -58,7 +58,7 @@ def test_publishes_of_one_commit_are_settled_together_and_in_order() -> None:
         publisher.publish([draft()], note)
     assert bench.settled == []
     bench.journal.commit()
-    assert [notes for notes, _, _ in bench.settled] == [["a", "c"], ["b"]]
+    assert [notes for notes, _ in bench.settled] == [["a", "c"], ["b"]]
 
 
 def test_a_publish_is_charged_until_it_is_settled() -> None:
@@ -67,18 +67,29 @@ def test_a_publish_is_charged_until_it_is_settled() -> None:
     bench.publisher().publish([run])
     assert bench.account.held == run.room + RUN_OVERHEAD
     bench.journal.commit()
-    assert bench.settled == [([None], None, 0)]
+    assert bench.settled == [([None], 0)]
 
 
-def test_publishes_are_refused_with_the_error_of_the_journal() -> None:
+def test_publishes_are_refused_at_once_while_the_journal_cannot_be_written() -> None:
     bench = Bench()
     publisher = bench.publisher()
     publisher.publish([draft()], 1)
     bench.journal.enter(JournalState.READ_ONLY, "full")
-    assert [(notes, type(error), held) for notes, error, held in bench.settled] == [([1], ReadOnly, 0)]
     with pytest.raises(ReadOnly):
         publisher.publish([draft()], 2)
-    assert len(bench.settled) == 1
+    assert bench.settled == []
+    bench.journal.commit()
+    assert bench.settled == [([1], 0)]
+
+
+def test_a_publish_of_a_program_fails_when_the_server_ends_before_it_is_durable() -> None:
+    for end in (lambda bench: bench.broker.close(), lambda bench: bench.journal.enter(JournalState.FAILED, "broken")):
+        bench, failures = Bench(), list[Any]()
+        bench.broker.publish([draft()]).addErrback(failures.append)
+        bench.journal.enter(JournalState.READ_ONLY, "full")
+        assert failures == []
+        end(bench)
+        assert failures[0].check(OutcomeUnknown)
 
 
 def test_a_refused_publish_leaves_no_stream_and_no_charge() -> None:
@@ -106,7 +117,7 @@ def test_repetition_of_a_key_is_settled_with_the_first_and_charged_meanwhile() -
     publisher.publish([runs[1]], "again", key="k")
     assert bench.account.held > runs[0].room + runs[1].room
     bench.journal.commit()
-    assert [notes for notes, _, _ in bench.settled] == [["first"], ["again"]]
+    assert [notes for notes, _ in bench.settled] == [["first"], ["again"]]
     assert [run.first_seq for run in runs] == [1, 1]
     assert bench.account.held == 0
     assert bench.journal.bounds("s") == (1, 1)
@@ -141,7 +152,7 @@ def test_a_broker_with_deferreds_publishes_through_a_publisher(late: bool) -> No
     if late:
         assert bench.account.held == run.room
         done.callback((7,))
-    assert (bench.settled, run.first_seq) == ([(["n"], None, 0)], 7)
+    assert (bench.settled, run.first_seq) == ([(["n"], 0)], 7)
 
 
 def test_a_broker_with_deferreds_raises_what_it_refuses_at_once() -> None:

@@ -141,7 +141,7 @@ def test_publish_of_nothing_is_refused(broker: Broker) -> None:
     ):
         assert isinstance(outcome(publish), PublishError)
     with pytest.raises(PublishError):
-        publisher_for(broker, None, lambda items, error: None).publish([])
+        publisher_for(broker, None, lambda items: None).publish([])
     assert_sound(broker)
 
 
@@ -221,7 +221,7 @@ def test_call_from_another_thread_raises_and_names_the_way_to_call(broker: Broke
         lambda: broker.read("orders", 1, 1000),
         lambda: broker.latest(1000),
         lambda: broker.named,
-        lambda: publisher_for(broker, None, lambda items, error: None),
+        lambda: publisher_for(broker, None, lambda items: None),
     ):
         error = elsewhere(call)
         assert isinstance(error, FyrehoseError)

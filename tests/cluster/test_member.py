@@ -158,6 +158,14 @@ class Cluster:
         self.members = 2
         return self.elect("ab")
 
+    def open_again(self) -> None:
+        """Open the journals of the servers that have asked for it, as their processes would."""
+        for server in self.servers.values():
+            if server.up and server.reopenings:
+                server.reopenings.clear()
+                server.stop()
+                server.start()
+
     def publish_five(self, leader: Server) -> None:
         """Publish five messages, each followed by time for a checkpoint."""
         for number in range(5):
@@ -380,6 +388,9 @@ def test_another_server_takes_over_when_the_leader_is_silent(cluster: Cluster) -
     assert old.acknowledged == [b"kept"]
     cluster.hub.away.clear()
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
+    assert old.reopenings
+    old.stop()
+    old.start()
     cluster.settle()
     assert [type(error) for error in old.refused] == [OutcomeUnknown]
     for server in cluster.servers.values():
@@ -672,9 +683,9 @@ def test_a_leader_that_is_about_to_stop_gives_up_what_the_shared_log_does_not_ac
     leader.journal.expect_close()
     cluster.run(4)
     assert leader.acknowledged == [b"1"]
+    leader.stop()
     (error,) = leader.refused
     assert isinstance(error, OutcomeUnknown)
-    leader.stop()
     cluster.hub.away.clear()
     leader.start()
     cluster.elect()
@@ -952,8 +963,9 @@ def test_a_leader_accepts_nothing_and_opens_again_when_the_shared_log_has_lost_e
     cluster.run(40, until=lambda: bool(leader.reopenings))
     assert "the shared log has lost entries: it ends at entry" in leader.reopenings[0]
     assert leader.acknowledged == [b"x"]
-    assert isinstance(leader.refused[0], OutcomeUnknown)
     assert leader.journal.state is JournalState.READ_ONLY
+    leader.stop()
+    assert isinstance(leader.refused[0], OutcomeUnknown)
 
 
 def test_two_servers_with_one_name_are_noticed(cluster: Cluster, logged_errors: list[Any]) -> None:
@@ -1021,6 +1033,7 @@ def test_no_acknowledged_message_is_lost_while_servers_and_answers_fail(cluster:
                 server.stop()
             else:
                 server.start()
+        cluster.open_again()
         for leader in cluster.leaders:
             for _ in range(rnd.randint(0, 3)):
                 number += 1
@@ -1031,6 +1044,9 @@ def test_no_acknowledged_message_is_lost_while_servers_and_answers_fail(cluster:
     for server in cluster.servers.values():
         if not server.up:
             server.start()
+    for _ in range(2):
+        cluster.run(10)
+        cluster.open_again()
     cluster.run(20, until=lambda: bool(cluster.leaders))
     cluster.run(5)
     cluster.settle()
@@ -1061,11 +1077,7 @@ def test_followers_come_and_go_while_somebody_purges_the_shared_log(cluster: Clu
             cluster.hub.away.symmetric_difference_update({server.name})
         elif luck < 0.5:
             server.stop() if server.up else server.start()
-        for server in followers:
-            if server.up and server.reopenings:
-                server.reopenings.clear()
-                server.stop()
-                server.start()
+        cluster.open_again()
         for _ in range(rnd.randint(0, 3)):
             number += 1
             leader.publish(b"%d " % number * rnd.randint(1, 300))

@@ -110,10 +110,12 @@ def test_the_refusal_of_a_failed_write_says_why_the_disk_cannot_be_written(tmp_p
     alone = Alone(tmp_path, 1024 * MIB)
     alone.files.name, alone.files.nth, alone.files.error, alone.files.times = "write", 1, 28, 1 << 30
     alone.files.calls.clear()
-    for _ in range(2):
-        said = str(error_of(alone.publish()))
-        assert "the server's disk cannot be written: No space left on device" in said
+    waits = alone.publish()
+    said = str(error_of(alone.publish()))
+    assert "the server's disk cannot be written: No space left on device" in said
     alone.files.times = 0
-    alone.clock.advance(1)
+    for _ in range(2):
+        alone.clock.advance(1)
+    assert waits.called
     assert error_of(alone.publish()) is None
     alone.broker.close()

@@ -39,6 +39,9 @@ class Silent:
     def state_changed(self, state: JournalState, reason: str) -> None:
         pass
 
+    def stuck(self, reason: str) -> None:
+        pass
+
 
 @attrs.define(eq=False)
 class Author:

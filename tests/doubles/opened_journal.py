@@ -34,6 +34,7 @@ class Observer:
 
     ends: dict[str, int] = attrs.field(factory=dict)
     states: list[tuple[JournalState, str]] = attrs.field(factory=list)
+    stuck_for: list[str] = attrs.field(factory=list)
     then: Callable[[Mapping[str, int]], object] = lambda ends: None
 
     def durable(self, ends: Mapping[str, int]) -> None:
@@ -42,6 +43,9 @@ class Observer:
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         self.states.append((state, reason))
+
+    def stuck(self, reason: str) -> None:
+        self.stuck_for.append(reason)
 
 
 @attrs.define(eq=False)

@@ -17,7 +17,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
-from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import journal as module
 from fyrehose.journal.commit import (
@@ -187,12 +186,12 @@ def test_a_commit_that_grew_large_before_it_ran_goes_to_the_writer_thread(bench:
 
 
 def test_a_commit_waits_while_the_writer_thread_is_busy(bench: Bench, worker: HandWorker) -> None:
-    retired = bench.journal.retire(["s"])
+    other = worker.call(lambda: None)
     append = bench.append(b"a")
     bench.clock.advance(0)
     assert durable(append) == [False], "two threads must not write at once"
     worker.work()
-    assert durable(retired, append) == [True, True]
+    assert durable(other, append) == [True, True]
 
 
 def test_an_append_during_a_retirement_is_committed_without_a_later_append(bench: Bench, worker: HandWorker) -> None:
@@ -200,18 +199,31 @@ def test_an_append_during_a_retirement_is_committed_without_a_later_append(bench
     bench.clock.advance(0)
     retired = bench.journal.retire(["s"])
     append = bench.append(b"a", stream="other")  # smaller than the last commit
-    bench.clock.advance(0)
-    worker.work()
+    for _ in range(2):
+        bench.clock.advance(0)
+        worker.work()
     assert durable(retired, append) == [True, True]
 
 
 def test_a_commit_waits_for_a_job_that_the_writer_thread_got_in_the_same_turn(bench: Bench, worker: HandWorker) -> None:
     append = bench.append(b"a")
-    retired = bench.journal.retire(["s"])
+    other = worker.call(lambda: None)
     bench.clock.advance(0)
     assert durable(append) == [False]
     worker.work()
-    assert durable(append, retired) == [True, True]
+    assert durable(append, other) == [True, True]
+
+
+def test_appends_before_and_behind_a_retirement_have_commits_of_their_own(bench: Bench, worker: HandWorker) -> None:
+    for name in ("a", "b"):
+        bench.append(b"x", stream=name)
+    retired = [bench.journal.retire([name]) for name in ("a", "b")]
+    behind = bench.append(b"y", stream="a")
+    for _ in range(4):
+        bench.clock.advance(0)
+        worker.work()
+    assert durable(*retired, behind) == [True, True, True]
+    assert (dict(bench.journal.retired()), dict(bench.journal.ends())) == ({"b": 1}, {"a": 2})
 
 
 def test_commit_that_begins_a_segment_runs_in_the_writer_thread(
@@ -255,7 +267,7 @@ def test_commit_runs_in_the_writer_thread_exactly_if_it_begins_a_segment(
     worker.work()
 
 
-def test_full_disk_fails_the_commit_in_the_reactor_thread(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
+def test_a_commit_in_the_reactor_thread_waits_for_room(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
     class Full(SteppedFiles):
         full = False
 
@@ -267,16 +279,15 @@ def test_full_disk_fails_the_commit_in_the_reactor_thread(open_journal: Opener, 
     files = Full()
     bench = opened(open_journal, worker, pace, files=files)
     files.full = True
-    failures: list[Any] = []
-    for payload in (b"a", b"b"):
-        bench.append(payload).addErrback(failures.append)
+    appends = [bench.append(payload) for payload in (b"a", b"b")]
     bench.clock.advance(0)
-    assert [failure.type for failure in failures] == [ReadOnly, ReadOnly]
     assert bench.journal.state is JournalState.READ_ONLY
     files.full = False
-    bench.clock.advance(2)
-    worker.work()
-    assert bench.journal.state is JournalState.WRITABLE
+    for _ in range(2):
+        bench.clock.advance(1)
+        worker.work()
+        bench.clock.advance(0)
+    assert (durable(*appends), bench.journal.state) == ([True, True], JournalState.WRITABLE)
     bench.close()
     worker.work()
 
@@ -362,12 +373,12 @@ class HeldWorker(InlineWorker):
 class Owner:
     """An owner of publishes that records how they were settled."""
 
-    said: list[tuple[list[bytes], Exception | None]]
+    said: list[list[bytes]]
     name: bytes = b""
     then: Callable[[], object] = lambda: None
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        self.said.append(([self.name, *(bytes(run.payload) for item in items for run in item.runs)], error))
+    def settle(self, items: Sequence[Publish]) -> None:
+        self.said.append([self.name, *(bytes(run.payload) for item in items for run in item.runs)])
         self.then()
 
 
@@ -375,7 +386,8 @@ class Rig:
     """The commits of a fake writer."""
 
     def __init__(self) -> None:
-        self.writer, self.worker, self.done = FakeWriter(), HeldWorker(), list[Commit]()
+        self.writer, self.worker = FakeWriter(), HeldWorker()
+        self.done, self.failures = list[Commit](), list[Any]()
         writer: Any = self.writer
         self.commits = Commits(
             writer,
@@ -385,7 +397,7 @@ class Rig:
             lambda size: self.writer.may,
             lambda call: call(),
             self.done.append,
-            self.done.append,
+            self.failures.append,
         )
 
     def submit(self, payload: bytes, size: int = 1) -> None:
@@ -417,12 +429,11 @@ def test_publishes_stay_in_order_while_the_writer_has_to_wait(rig: Rig) -> None:
     for payload in (b"a", b"b"):
         rig.submit(payload)
     rig.worker.work()
-    waited = rig.done[0]
-    assert (waited.items, waited.size, waited.result, len(rig.commits.waiting)) == ([], 0, None, 2)
+    assert (rig.done, len(rig.commits.waiting), len(rig.worker.jobs)) == ([], 2, 0)
     rig.writer.may = True
     rig.commits.schedule()
     rig.worker.work()
-    assert len(rig.done[1].items) == 2
+    assert len(rig.done[0].items) == 2
     assert rig.writer.payloads == [b"a", b"b"]
 
 
@@ -485,35 +496,45 @@ def test_next_commit_is_scheduled_ahead_when_as_large_as_the_last_small_one(
     assert bool(rig.worker.jobs) is ahead
 
 
-def test_nothing_is_written_after_a_failed_commit_until_failed_is_reset(rig: Rig) -> None:
+def test_a_commit_without_room_waits_in_front_of_what_came_meanwhile(rig: Rig) -> None:
     rig.writer.error = NoRoom("none")
     rig.submit(b"a")
+    rig.submit(b"b")
     rig.worker.work()
-    failed: Any = rig.done[0].result
-    assert failed.check(NoRoom)
+    assert [failure.check(NoRoom) for failure in rig.failures] == [NoRoom]
+    assert (rig.done, rig.commits.size) == ([], 2)
+    rig.writer.error = None
+    rig.submit(b"c")
+    rig.worker.work()
+    assert (rig.writer.payloads, rig.commits.size) == ([b"a", b"b", b"c"], 0)
+
+
+def test_nothing_is_written_or_passed_on_after_a_commit_that_failed(rig: Rig) -> None:
+    rig.writer.error = OSError(5, "Input/output error")
+    rig.submit(b"a")
+    rig.worker.work()
     rig.writer.error = None
     rig.submit(b"b")
     rig.worker.work()
-    assert (len(rig.done[1].items), rig.done[1].result) == (1, None)
-    assert not rig.writer.payloads
-    rig.commits.resume()
-    rig.submit(b"c")
+    assert (len(rig.failures), rig.done, rig.writer.payloads) == (1, [], [])
+
+
+def test_a_commit_that_is_written_while_the_journal_ends_is_not_passed_on(rig: Rig) -> None:
+    rig.writer.meanwhile = rig.commits.stop
+    rig.submit(b"a")
     rig.worker.work()
-    assert isinstance(rig.done[2].result, Committed)
-    assert rig.writer.payloads == [b"c"]
+    assert (rig.writer.payloads, rig.done) == ([b"a"], [])
 
 
-@pytest.mark.parametrize("error", [NoRoom("none"), OSError("the disk failed")])
-def test_nothing_is_written_after_a_failed_retirement_in_front_of_it(rig: Rig, error: Exception) -> None:
+def test_nothing_is_written_behind_a_retirement_that_failed(rig: Rig) -> None:
     """The writer's thread must not wait until the reactor knows of the failure."""
-    rig.writer.error = error
-    rig.commits.retire(Publish([], 0, None, None), ["s"])
+    rig.writer.error = OSError("the disk failed")
+    rig.commits.submit(Publish([], 0, Owner([]), retires=["s"]))
     rig.submit(b"behind")
-    job, _ = rig.worker.jobs[0]
-    job()
+    rig.commits.commit()
     rig.writer.error = None
-    _, behind = rig.worker.jobs
-    behind[0]()
+    while rig.worker.jobs:
+        rig.worker.work()
     assert not rig.writer.payloads
 
 
@@ -559,7 +580,7 @@ def test_each_owner_is_settled_once_after_the_observer_in_the_order_of_first_pub
     for owner, payload in ((one, b"a"), (two, b"b"), (one, b"c")):
         submit(bench, owner, payload)
     worker.work()
-    assert said == [{"s": 3}, ([b"one", b"a", b"c"], None), ([b"two", b"b"], None)]
+    assert said == [{"s": 3}, [b"one", b"a", b"c"], [b"two", b"b"]]
     assert bench.payloads() == [b"a", b"b", b"c"]
     assert {record.time for record in bench.records()} == {1_000_000}
 
@@ -574,23 +595,25 @@ def test_owner_that_submits_while_it_is_settled_gets_the_next_commit(open_journa
 
     owner.then = again
     submit(bench, owner, b"a")
-    assert said == [([b"", b"a"], None), ([b"", b"b"], None)]
+    assert said == [[b"", b"a"], [b"", b"b"]]
 
 
 def test_owner_that_fails_is_reported_and_the_others_are_settled(logged_errors: Any) -> None:
     said: list[Any] = []
     run = Run.of("s", [b"x"], source="t", first_seq=1)
-    settle([Publish([run], 1, Owner(said, then=lambda: 1 // 0)), Publish([run], 1, Owner(said))], None)
+    settle([Publish([run], 1, Owner(said, then=lambda: 1 // 0)), Publish([run], 1, Owner(said))])
     assert len(said) == 2
     assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
 
 
-def test_owners_are_settled_with_the_reason_when_the_disk_is_full(open_journal: Opener) -> None:
+def test_owners_are_settled_when_there_is_room_again(open_journal: Opener) -> None:
     files, said = FaultyFiles(), list[Any]()
     bench = open_journal(files=files)
     files.name, files.nth, files.error = "write", files.calls["write"] + 1, 28
     submit(bench, Owner(said), b"a")
-    assert [(items, type(error)) for items, error in said] == [([b"", b"a"], ReadOnly)]
+    assert said == []
+    bench.clock.advance(1)
+    assert said == [[b"", b"a"]]
     bench.close()
 
 

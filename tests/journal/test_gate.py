@@ -26,18 +26,10 @@ class HeldGate(LocalGate):
     """A gate that releases nothing by itself."""
 
     held: list[Commit] = attrs.field(factory=list)
-    failures: list[Exception] = attrs.field(factory=list)
-    refuse: Any = attrs.field(init=False)
     standing: Standing = attrs.field(factory=Standing)
 
     def attach(self, journal: Any) -> None:
-        super().attach(journal)
         self.synced = self.held.append
-        self.refuse, self.failed = self.failed, self._fail
-
-    def _fail(self, commit: Commit, error: Exception) -> None:
-        self.failures.append(error)
-        self.refuse(commit, error)
 
 
 @attrs.define(eq=False)
@@ -54,12 +46,16 @@ class SlowGate(LocalGate):
 @attrs.define(eq=False)
 class Observer:
     ends: list[dict[str, int]] = attrs.field(factory=list)
+    let_go: list[str] = attrs.field(factory=list)
 
     def durable(self, ends: dict[str, int]) -> None:
         self.ends.append(dict(ends))
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         pass
+
+    def stuck(self, reason: str) -> None:
+        self.let_go.append(reason)
 
 
 def opened(directory: Path, gate: LocalGate) -> tuple[FileJournal, Observer]:
@@ -106,14 +102,23 @@ def test_the_gate_of_a_single_server_releases_at_once(tmp_path: Path) -> None:
     assert observer.ends == [{"s": 1}]
 
 
-def test_the_gate_is_called_with_commits_that_were_not_written(tmp_path: Path, logged_errors: Any) -> None:
+def test_a_journal_that_ends_writes_and_releases_nothing_and_can_be_closed(tmp_path: Path) -> None:
     gate = HeldGate()
-    journal, _ = opened(tmp_path, gate)
-    journal.halt()
-    (failure,) = append(journal, b"one", 1)
-    assert failure.value is gate.failures[0]
+    journal, observer = opened(tmp_path, gate)
+    held = append(journal, b"one", 1)
+    journal.end("another server leads")
+    assert (observer.let_go, journal.state) == (["another server leads"], JournalState.READ_ONLY)
+    assert journal.close().called
+    assert (held, observer.ends) == ([], [])
+
+
+def test_nothing_is_released_after_the_journal_has_failed(tmp_path: Path, logged_errors: Any) -> None:
+    gate = HeldGate()
+    journal, observer = opened(tmp_path, gate)
+    held = append(journal, b"one", 1)
     journal.break_off("the test says so")
-    assert journal.state is JournalState.FAILED
+    journal.release(gate.held.pop())
+    assert (journal.state, held, observer.ends) == (JournalState.FAILED, [], [])
     assert len(logged_errors.take()) == 1
 
 

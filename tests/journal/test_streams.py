@@ -330,7 +330,7 @@ class TestRetired:
             bench.close()
             bench = open_journal(segment_size=4 << 10, stream_limits=limits)
 
-    def test_retiring_a_stream_on_a_full_disk_is_refused(self, open_journal: Any) -> None:
+    def test_retirement_waits_for_room_on_a_full_disk(self, open_journal: Any) -> None:
         class Full(SteppedFiles):
             full = False
 
@@ -343,11 +343,14 @@ class TestRetired:
         bench = open_journal(files)
         bench.append(b"x")
         files.full = True
-        failure = retire(bench, "s")
-        assert failure.check(ReadOnly)
+        retired = bench.journal.retire(["s"])
         assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY]
         assert bench.journal.bounds("s") == (1, 1)
-        assert retire(bench, "s").check(ReadOnly), "while the disk is full, it is not tried again"
+        assert not retired.called
+        assert retire(bench, "s").check(ReadOnly), "another one is refused at once"
+        files.full = False
+        bench.clock.pump([1.0] * 2)
+        assert (retired.called, bench.journal.retired()) == (True, {"s": 1})
 
 
 @given(

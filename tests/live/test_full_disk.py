@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import subprocess
 import sys
@@ -83,3 +84,86 @@ def test_server_that_starts_with_too_little_disk_says_so_and_recovers(start: Any
         told = publish(protocol, port, "--stream", "s", "--timeout", "30s")
         assert told.returncode == 0, told.stderr
     assert server.stop() == 0
+
+
+def fill(server: Any, http: int) -> None:
+    """Let writes beyond what the journal has now fail, as on a full disk."""
+    assert ask("POST", http, "/streams/s", bytes(3 << 20))[0] == 200
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (2 << 20, resource.RLIM_INFINITY))
+
+
+def make_room(server: Any) -> None:
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    server.wait_for("the journal is writable again")
+
+
+def serve(start: Any, tmp_path: Path, *protocols: str) -> Any:
+    file = tmp_path / "fyrehose.toml"
+    names = [name for name in protocols if name != "backbone"]
+    listen = "".join(f'{name} = "tcp:{free_port()}:interface=127.0.0.1"\n' for name in names)
+    listen += '[option.journal]\nmin-free = "0"\n'
+    file.write_text(f"[listen]\n{listen}")
+    return start("--config", str(file))
+
+
+def test_a_post_that_was_accepted_when_the_disk_fills_has_no_answer_and_is_stored_once(
+    start: Any, tmp_path: Path
+) -> None:
+    server = serve(start, tmp_path, "http")
+    http = server.port("http")
+    fill(server, http)
+    with socket.create_connection(("127.0.0.1", http), timeout=PATIENCE) as peer:
+        began = time.monotonic()
+        peer.sendall(b"POST /streams/s HTTP/1.1\r\nHost: 127.0.0.1\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\nx")
+        server.wait_for("the journal is read-only")
+        status, answer = ask("POST", http, "/streams/s", b"y")
+        assert (status, "cannot be written" in answer["error"]) == (503, True)
+        try:
+            heard = peer.recv(1000)
+        except ConnectionResetError:
+            heard = b""
+        assert heard == b""
+        assert time.monotonic() - began >= 4.5, "not before five seconds, less the second of a check"
+    make_room(server)
+    request = urllib.request.Request(f"http://127.0.0.1:{http}/streams/s", b"x", {"Idempotency-Key": "k"})
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answered:
+        assert json.load(answered)["first"] == 2
+    assert ask("POST", http, "/streams/s", b"z")[1]["first"] == 3
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(("protocol", "once"), [("figg", False), ("lumberjack", False), ("relink", True)])
+def test_a_client_whose_message_waits_for_room_ends_with_an_acknowledgement(
+    start: Any, tmp_path: Path, protocol: str, once: bool
+) -> None:
+    server = serve(start, tmp_path, "http", protocol)
+    http = server.port("http")
+    fill(server, http)
+    words = () if protocol == "lumberjack" else ("--stream", "s")
+    line = [str(FYREHOSE), "publish", "--protocol", protocol, "--to", f"127.0.0.1:{server.port(protocol)}", *words]
+    with subprocess.Popen([*line, "--timeout", "60s", "x"], stderr=subprocess.PIPE, text=True) as client:
+        # The first message of Relink is that there is a link, without which the handshake has no answer.
+        server.wait_for(f"{protocol}: {'handshake-timeout' if once else 'OutcomeUnknown'} from 127.0.0.1")
+        make_room(server)
+        told = client.communicate(timeout=PATIENCE)[1]
+    assert (client.returncode, "1 message (1 byte) published and acknowledged" in told) == (0, True), told
+    stream = "lumberjack" if protocol == "lumberjack" else "s"
+    last = ask("GET", http, "/streams")[1]["streams"]
+    count = next(each["last"] for each in last if each["name"] == stream) - (stream == "s")
+    assert count == 1 if once else count in (1, 2)
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("how", ["term", "kill"])
+def test_a_server_can_be_stopped_while_its_disk_is_full(start: Any, tmp_path: Path, how: str) -> None:
+    server = serve(start, tmp_path, "http")
+    http = server.port("http")
+    fill(server, http)
+    with socket.create_connection(("127.0.0.1", http), timeout=PATIENCE) as peer:
+        peer.sendall(b"POST /streams/s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nx")
+        server.wait_for("the journal is read-only")
+        if how == "term":
+            assert server.stop() == 0
+        else:
+            server.process.kill()
+            server.process.wait()

@@ -426,12 +426,12 @@ class TestBudget:
 
 
 class TestClosing:
-    def test_a_full_disk_closes_publishers_after_a_while(self) -> None:
-        server = make(auto=False)
+    def test_who_publishes_while_the_disk_is_full_is_closed_after_a_while(self) -> None:
+        server = make()
         protocol, transport = server.connect()
-        protocol.dataReceived(b"no room for this\n")
         server.journal.enter(JournalState.READ_ONLY, "full")
-        protocol.dataReceived(b"nor this\n")
+        protocol.dataReceived(b"no room for this\n")
+        assert transport.producerState == "paused"
         server.clock.advance(FULL_GRACE - 1)
         assert not transport.disconnecting, "else it would be back at once"
         server.clock.advance(2)
@@ -439,12 +439,26 @@ class TestClosing:
         assert transport.value() == b""
         assert server.count("ReadOnly") == 1
 
-    def test_while_the_disk_is_full_nothing_is_read_from_publishers(self) -> None:
+    def test_who_waits_for_a_publish_when_the_disk_fills_is_acknowledged_when_there_is_room(self) -> None:
         server = make(auto=False)
         protocol, transport = server.connect()
-        protocol.dataReceived(b"no room for this\n")
+        protocol.dataReceived(b"first\n")
         server.journal.enter(JournalState.READ_ONLY, "full")
-        assert transport.producerState == "paused"
+        assert (transport.value(), transport.disconnecting) == (b"", False)
+        server.journal.enter(JournalState.WRITABLE, "room")
+        assert transport.value() == b"ok first\n"
+
+    def test_only_those_who_wait_for_publishes_are_closed_without_an_answer_when_the_journal_is_stuck(self) -> None:
+        server = make(auto=False)
+        waiting, silent = server.connect(), server.connect()
+        waiting[0].dataReceived(b"accepted\n")
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        server.broker.stuck("full")
+        assert [transport.aborted for _, transport in (waiting, silent)] == [True, False]
+        assert (waiting[1].value(), server.count("OutcomeUnknown")) == (b"", 1)
+        server.journal.enter(JournalState.WRITABLE, "room")
+        assert list(server.journal.ends().values()) == [1], "it is stored nevertheless"
+        assert server.broker.budget.used == 0
 
     def test_an_unexpected_error_is_logged_and_nothing_is_acknowledged(self, logged_errors: Any) -> None:
         server = make(auto=False)
@@ -610,9 +624,6 @@ def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end() 
     assert heard == []
     server.journal.commit()
     assert heard == [("durable", 0)]
-    protocol.dataReceived(b"message\n")
-    server.journal.enter(JournalState.READ_ONLY, "no room")
-    assert heard[1:] == [("settled", 0)]
     server.lose(protocol)
 
 

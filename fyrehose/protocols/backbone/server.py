@@ -316,14 +316,10 @@ class BackboneProtocol(TrainProtocol):
             self._unsettled -= 1
             self._refused(source, runs, error)
 
-    def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Handle publishes that became durable, or were refused, by the same commit."""
+    def _settle(self, items: Sequence[Publish]) -> None:
+        """Note publishes that became durable by the same commit."""
         self._unsettled -= len(items)
-        if error is None:
-            self._published = max(self._published, items[-1].runs[-1].last_seq)
-        else:
-            for item in items:
-                self._refused(item.note, item.runs, error)
+        self._published = max(self._published, items[-1].runs[-1].last_seq)
         self._check_drained()
 
     def _refused(self, source: Address, runs: Sequence[Run], error: Exception) -> None:

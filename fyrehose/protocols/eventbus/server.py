@@ -55,7 +55,7 @@ from fyrehose.protocols.eventbus.session import (
 )
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmtp import Joined, Mechanism, MessageRefused, Null, ZmtpSession
-from fyrehose.records import Delivery, Publish, Run
+from fyrehose.records import Delivery, Run
 from fyrehose.sessions import piece_of
 from fyrehose.subscriptions import letters
 
@@ -196,9 +196,12 @@ class CollectorProtocol(BusProtocol):
         self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
         self.settled()
 
-    def not_durable(self, item: Publish, error: Exception) -> None:
-        self.factory.seen.forget(item.runs)
-        super().not_durable(item, error)
+    def let_go(self, reason: str) -> None:
+        """Keep the connection while the disk is full: clients do not send an event again, and wait for no answer."""
+        refusal = self.broker.standing.refusal
+        full = isinstance(refusal, ReadOnly) and not isinstance(refusal, Following)
+        if not full or self.phase is not Phase.OPEN:
+            super().let_go(reason)
 
     def is_idle(self) -> bool:
         return not self._unwritten and super().is_idle()

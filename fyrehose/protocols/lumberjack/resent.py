@@ -149,7 +149,7 @@ class Repetitions:
         """Return about how many events may arrive again, and are recognized."""
         return len(self._ledger)
 
-    def connected(self, network: str, settled: Callable[[Exception | None], object]) -> Sender:
+    def connected(self, network: str, settled: Callable[[], object]) -> Sender:
         """Return the state of a new connection of *network*.
 
         :param settled: called with None when the original of a repetition has become durable, and with the error if it
@@ -386,7 +386,7 @@ class Sender:
 
     repetitions: Repetitions
     network: str
-    settled: Callable[[Exception | None], object]
+    settled: Callable[[], object]
     recent: deque[Stretch] = attrs.field(factory=deque, init=False)
     #: the stretches that are not durable yet, by the id of their run
     _flying: dict[int, Stretch] = attrs.field(factory=dict, init=False)
@@ -469,7 +469,7 @@ class Sender:
             stretch = self._flying.pop(id(run), None)
             if stretch is not None:
                 stretch.first, stretch.run = run.first_seq, None
-                self._settle(stretch, None)
+                self._settle(stretch)
         for turn in self._turns:
             if not records:
                 break
@@ -485,15 +485,14 @@ class Sender:
             records += self._turns.popleft().records
         return records
 
-    def refused(self, runs: Iterable[Run], error: Exception) -> None:
-        """Forget *runs*, because they were refused, and will not become durable."""
+    def refused(self, runs: Iterable[Run]) -> None:
+        """Forget *runs*, because they were refused at once, and will not become durable."""
         for run in runs:
             stretch = self._flying.pop(id(run), None)
             if stretch is not None:
                 self.repetitions.forget(stretch)
                 if stretch in self.recent:
                     self.recent.remove(stretch)
-                self._settle(stretch, error)
 
     def close(self) -> None:
         """End the sender, because the connection has ended and nothing more is read from it."""
@@ -502,14 +501,13 @@ class Sender:
             self.repetitions.disconnected(self, self._acknowledged)
             self.recent.clear()
 
-    def _settle(self, stretch: Stretch, error: Exception | None) -> None:
-        """Notify the turns of other connections that wait until *stretch* is durable or refused."""
+    def _settle(self, stretch: Stretch) -> None:
+        """Notify the turns of other connections that wait until *stretch* is durable."""
         waiting, stretch.waiting = stretch.waiting, []
         for turn in waiting:
-            if turn.originals > 0:
-                turn.originals = -1 if error is not None else turn.originals - 1
-                if turn.originals <= 0:
-                    turn.sender.settled(error)
+            turn.originals -= 1
+            if not turn.originals:
+                turn.sender.settled()
 
 
 def _without(run: Run, found: bytes, repeated: bytes) -> tuple[Run, bytes]:

@@ -18,7 +18,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import Closed, FyrehoseError, PayloadTooLarge
+from fyrehose.errors import PayloadTooLarge
 from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
@@ -261,17 +261,12 @@ class LumberjackProtocol(SessionProtocol):
             sender.publishing(runs, *self.session.windows)
         self.publish(runs)
         if sender is not None:
-            sender.refused([run for run in runs if not run.first_seq], Closed("the publish was refused"))
+            sender.refused(run for run in runs if not run.first_seq)
 
-    def _originals_settled(self, error: Exception | None) -> None:
-        """Acknowledge a turn whose repetitions waited for their originals, or refuse it if an original was refused."""
+    def _originals_settled(self) -> None:
+        """Acknowledge a turn whose repetitions waited for their originals."""
         self.unsettled -= 1
-        if error is None:
-            self.durable(())
-        elif isinstance(error, FyrehoseError):
-            self.refused(error)
-        elif error is not None:
-            self.failed(Failure(error))
+        self.durable(())
         self._continue_working()
         self.settled()
 
@@ -289,13 +284,8 @@ class LumberjackProtocol(SessionProtocol):
             self._acknowledged_at = self.active_at
             self.flush()
 
-    def not_durable(self, item: Publish, error: Exception) -> None:
-        if self._sender is not None:
-            self._sender.refused(item.runs, error)
-        super().not_durable(item, error)
-
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        super().settle(items, error)
+    def settle(self, items: Sequence[Publish]) -> None:
+        super().settle(items)
         self._continue_working()
 
     def _continue_working(self) -> None:

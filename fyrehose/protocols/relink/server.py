@@ -10,6 +10,7 @@ everything that it sent before is stored and acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, get_args
 
 import attrs
@@ -321,17 +322,18 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         try:
             self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)), *dead))
         except Exception as error:  # after an unexpected error, too, the staged messages have to be taken back
-            self.settle((Publish([], 0, self, write),), error)
+            self._end_writes((write,), partial(self._not_written, error=error))
 
-    def settle(self, items: Sequence[Publish], error: Exception | None) -> None:
-        """Acknowledge the writes that the same commit made durable together, or handle their refusal."""
-        self.unsettled -= len(items)
-        for item in items:
+    def settle(self, items: Sequence[Publish]) -> None:
+        """Acknowledge the writes that the same commit made durable together."""
+        self._end_writes([item.note for item in items], self._settle_staged)
+
+    def _end_writes(self, writes: Sequence[LinkWrite], end: Callable[[LinkWrite], None]) -> None:
+        """Call *end* with each of *writes*, which are durable or were refused at once; then send what follows."""
+        self.unsettled -= len(writes)
+        for write in writes:
             try:
-                if error is None:
-                    self._settle_staged(item.note.entry, item.note.staged)
-                else:
-                    self._not_written(item.note, error)
+                end(write)
             except Exception:
                 self.log.failure("relink: handling the result of a write failed")
         if self.phase is not Phase.OPEN:
@@ -340,8 +342,8 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at
             # once, too, and the next ones, without end.
             (self.flush_soon if self.session.ready else self.flush)()
-        for item in items:
-            item.note.entry.write_finished()
+        for write in writes:
+            write.entry.write_finished()
 
     def _not_written(self, write: LinkWrite, error: Exception) -> None:
         """Close the connection after a refused write, unless the endpoint handles the refusal.
@@ -372,12 +374,12 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
         self.count_refusal(type(error).__name__, str(error))
         self.finish()
 
-    def _settle_staged(self, entry: LinkEntry, staged: Mapping[int, int | None]) -> None:
+    def _settle_staged(self, write: LinkWrite) -> None:
         """Acknowledge messages and remove finished channels, because both are durable."""
-        link = entry.link
+        entry, link = write.entry, write.entry.link
         if link.over:
             return
-        for channel, through in staged.items():
+        for channel, through in write.staged.items():
             found = link.receiving.get(channel)
             if through is None:
                 ended = link.forget(channel)

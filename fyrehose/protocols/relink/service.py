@@ -127,15 +127,35 @@ class RelinkService(TCPService):
         super().__init__(reactor, PROTOCOL, endpoint, factory)
         self.registry = factory.registry
         self._timers = Timers(self.registry.clock)
+        #: The start, until it ends.
+        self._started: Deferred[Any] | None = None
+        self.registry.broker.when_stuck(self._go_on)
 
     def fixed(self, settings: Any) -> Collection[str]:
         """Return the options that cannot change while the listener is open, such as the name of its table of links."""
         return {"links", *super().fixed(settings)}
 
     def startService(self) -> Deferred[Any]:
-        """Recover the links, then listen; until the journal accepts writes, the listener stays closed."""
+        """Recover the links, then listen; until the journal accepts writes, the listener stays closed.
+
+        :return: a Deferred that fires when the service listens, or when it has to wait for the journal
+        """
         Service.startService(self)
-        return self._open()
+        started = self._started = Deferred()
+        self._open().addBoth(self._end_start)
+        return started
+
+    def _end_start(self, result: Any) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            started.callback(result)
+        elif isinstance(result, Failure):
+            self._open_failed(result)
+
+    def _go_on(self, reason: str) -> None:
+        """End the start, because the journal cannot be written for *reason*; the links may still become durable."""
+        if self._started is not None:
+            self._end_start(None)
 
     def _open(self) -> Deferred[Any]:
         return self.registry.open().addCallback(self._links_recovered).addErrback(self._not_written)

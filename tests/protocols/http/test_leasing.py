@@ -346,15 +346,23 @@ def test_settling_refused_by_a_full_disk_keeps_the_lease() -> None:
     world = World()
     world.create()
     record = items(world.lease())
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    assert world.settle(done=record)[0] == 503
+    assert world.ask("POST /subscriptions/work/lease", {"consumer": "w"})[0] == 503
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert world.settle(done=record)[1]["settled"] == [1]
+
+
+def test_settling_that_waits_for_room_is_answered_when_there_is_room() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
     world.journal.auto = False
     peer = world.peer()
     peer.say("POST /subscriptions/work/settle", {"done": record})
     world.journal.enter(JournalState.READ_ONLY, "full")
-    assert peer.answer()[0] == 503
-    assert world.ask("POST /subscriptions/work/lease", {"consumer": "w"})[0] == 503
     world.journal.enter(JournalState.WRITABLE, "room")
-    world.journal.auto = True
-    assert world.settle(done=record)[1]["settled"] == [1]
+    assert peer.answer()[1]["settled"] == [1]
 
 
 def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
-from fyrehose.errors import Closed, ConfigError, JournalCorrupt
+from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack import resent
@@ -99,7 +99,7 @@ class Door:
         )
 
     def connect(self, network: str = "n") -> Writer:
-        return Writer(self, self.repetitions.connected(network, lambda error: None))
+        return Writer(self, self.repetitions.connected(network, lambda: None))
 
 
 @attrs.define
@@ -213,17 +213,17 @@ def test_document_id_identifies_an_event() -> None:
 
 def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() -> None:
     door, told = Door(), []
-    first = Writer(door, door.repetitions.connected("n", lambda error: None))
+    first = Writer(door, door.repetitions.connected("n", lambda: None))
     (run,), _ = first.sender.sift([Door.run(event(1))])
     publish(first.sender, run)
     first.sender.close()
     door.repetitions.read_more(1 << 20)
-    second = door.repetitions.connected("n", told.append)
+    second = door.repetitions.connected("n", lambda: told.append("durable"))
     fresh, originals = second.sift([Door.run(event(1), event(2))])
     assert second.begin(2, 1, originals)
     assert second.durable(fresh) == 0
     assert first.sender.durable([run]) == 1
-    assert (told, second.take_durable()) == ([None], 2)
+    assert (told, second.take_durable()) == (["durable"], 2)
 
 
 def test_turns_are_durable_in_the_order_of_the_connection() -> None:
@@ -240,21 +240,14 @@ def test_turns_are_durable_in_the_order_of_the_connection() -> None:
     assert sender.durable(stored) == 2
 
 
-def test_repetition_of_a_record_that_is_refused_is_refused_once() -> None:
-    door, told = Door(), []
+def test_a_record_that_is_refused_is_stored_when_it_comes_again() -> None:
+    door = Door()
     runs = [Door.run(event(n)) for n in range(2)]
     first = door.connect().sender
     publish(first, *runs)
+    first.refused(runs)
     first.close()
-    door.repetitions.read_more(1 << 20)
-    second = door.repetitions.connected("n", told.append)
-    _, originals = second.sift([Door.run(event(0), event(1))])
-    assert second.begin(2, 0, originals)
-    error = Closed("the disk failed")
-    first.refused(runs, error)
-    assert (told, second.take_durable()) == ([error], 0)
-    third = door.connect()
-    assert third.send(event(0)) == [event(0)]
+    assert door.connect().send(event(0)) == [event(0)]
 
 
 def test_half_open_connections_of_a_network_find_each_others_events() -> None:
@@ -479,16 +472,18 @@ def test_repetition_is_not_acknowledged_before_its_original_is_durable(dropping:
     assert (second.acks, made.payloads) == ([(2, 1)], [event(1)])
 
 
-def test_repetition_is_refused_with_its_original(dropping: Any) -> None:
+def test_repetition_of_what_waits_for_room_is_stored_once(dropping: Any) -> None:
     made = dropping(auto=False)
     first, second = made.connect(), made.connect()
     for peer in first, second:
         peer.send(frames(event(1)))
     made.settle()
     made.journal.enter(JournalState.READ_ONLY, "no room")
-    made.clock.pump([1.0] * 10)
+    made.broker.stuck("no room")
     assert (first.acks, second.acks, made.payloads) == ([], [], [])
-    assert all(peer.transport.disconnecting for peer in (first, second))
+    assert all(peer.transport.aborted for peer in (first, second))
+    for peer in first, second:
+        peer.lose()
     made.journal.enter(JournalState.WRITABLE, "room")
     third = made.connect()
     third.send(frames(event(1)))

@@ -313,8 +313,8 @@ def test_forbidden_new_stream_closes_the_connection_without_an_acknowledgement(s
 def test_full_disk_closes_the_connection_without_an_acknowledgement(server: Make, window: Make, version: int) -> None:
     made = server(auto=False)
     peer = made.connect()
-    peer.send(window(2, version=version))
     made.journal.enter(JournalState.READ_ONLY, "no room")
+    peer.send(window(2, version=version))
     made.clock.advance(FULL_GRACE - 0.1)
     assert not peer.transport.disconnecting
     made.clock.advance(0.1)

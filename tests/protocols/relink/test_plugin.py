@@ -9,7 +9,7 @@ from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Closed, OutcomeUnknown
+from fyrehose.errors import Closed
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink.plugin import links_stream, plugin
 from fyrehose.protocols.relink.service import DISK_FULL_RETRY
@@ -23,7 +23,9 @@ def listener(state: JournalState = JournalState.WRITABLE, auto: bool = True) -> 
     broker.open()
     journal.enter(state, "a test wants it")
     reactor = MemoryReactorClock()
-    return journal, reactor, plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
+    service.broker = broker
+    return journal, reactor, service
 
 
 def test_links_are_written_before_listening() -> None:
@@ -51,12 +53,11 @@ def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None
 
 
 def test_a_leader_that_is_deposed_while_it_writes_its_links_keeps_only_this_listener_closed() -> None:
-    journal, reactor, service = listener(auto=False)
+    _, reactor, service = listener(auto=False)
     started: list[Any] = []
     service.startService().addBoth(started.append)
-    journal.state = JournalState.READ_ONLY
-    journal.fail_pending(OutcomeUnknown("another server has taken over; whether this is stored is unknown"))
-    assert started == [None], "an error would end the server"
+    service.broker.stuck("another server leads")
+    assert started == [None], "a start that does not end could not be stopped, and an error would end the server"
     assert not reactor.tcpServers
     service.stopService()
     assert not reactor.getDelayedCalls()
@@ -66,8 +67,7 @@ def test_a_journal_that_fails_while_links_are_written_ends_the_start() -> None:
     journal, reactor, service = listener(auto=False)
     started: list[Any] = []
     service.startService().addBoth(started.append)
-    journal.state = JournalState.FAILED
-    journal.fail_pending(OutcomeUnknown("the journal failed while it wrote; whether this is stored is unknown"))
+    journal.enter(JournalState.FAILED, "it failed while it wrote")
     assert started[0].check(Closed)
     service.stopService()
     assert not reactor.getDelayedCalls()
@@ -77,7 +77,7 @@ def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> 
     journal, reactor, service = listener(auto=False)
     service.startService()
     service.stopService()
-    journal.fail_pending(OutcomeUnknown("this server is stopping; whether this is stored is unknown"))
+    journal.close()
     assert not reactor.getDelayedCalls()
 
 

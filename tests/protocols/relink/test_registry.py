@@ -369,11 +369,10 @@ def test_refused_checkpoint_is_retried(make_server: Any, monkeypatch: pytest.Mon
 def test_refused_write_is_rewound_before_the_next_checkpoint(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.linked_durably()
+    (entry,) = server.registry.entries.values()
+    server.journal.enter(JournalState.READ_ONLY, "full")
     peer.link.send((0,), (b"x",))
     peer.talk()
-    (entry,) = server.registry.entries.values()
-    assert entry.link.receiving[0].done == 0
-    server.journal.enter(JournalState.READ_ONLY, "full")
     assert entry.link.receiving[0].done == -1
     assert entry.writes == 0
 

@@ -361,10 +361,9 @@ def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
 def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.linked_durably()
+    server.journal.enter(JournalState.READ_ONLY, "full")
     send(peer, b"one")
     peer.talk()
-    server.journal.enter(JournalState.READ_ONLY, "full")
-    assert peer.talk() == []
     assert not peer.closed, "the peer would reconnect at once"
     server.clock.advance(5)
     assert peer.closed
@@ -374,6 +373,22 @@ def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> N
     server.journal.commit()
     assert kinds(again.events) == ["Linked", "Resumed"]
     assert again.talk() == [events.Consumed(channel=0, first=0, last=0)]
+    assert server.payloads() == [b"one"]
+
+
+def test_what_waits_for_room_is_consumed_once_on_the_link_that_is_resumed(make_server: Any) -> None:
+    server = make_server(auto=False)
+    peer = server.linked_durably()
+    send(peer, b"one")
+    peer.talk()
+    server.journal.enter(JournalState.READ_ONLY, "full")
+    server.broker.stuck("full")
+    assert peer.closed
+    peer.leave()
+    again = server.connect(old=peer.link)
+    assert again.talk() == [], "the link waits for its write"
+    server.journal.enter(JournalState.WRITABLE, "room")
+    assert "Linked" in kinds(again.talk())
     assert server.payloads() == [b"one"]
 
 

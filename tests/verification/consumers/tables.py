@@ -85,7 +85,7 @@ class Nobody:
     def durable(self, ends):
         pass
 
-    def settle(self, items, error):
+    def settle(self, items):
         pass
 
 
@@ -279,6 +279,8 @@ class World:
 
     def full(self):
         self.journal.enter(JournalState.READ_ONLY, "full")
+        while self.journal.pending:
+            self.journal.next()
         self.journal.enter(JournalState.WRITABLE, "room")
 
     def step(self):

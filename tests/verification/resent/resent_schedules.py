@@ -25,7 +25,6 @@ from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 
-from fyrehose.errors import Closed
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.kernels.pure.lumberjack import FINGERPRINT
 from fyrehose.protocols.lumberjack import resent
@@ -128,6 +127,7 @@ class World:
         self.uid, self.left, self.now, self.stat = 0, r.randint(8, 40), 0, Counter()
         self.acked, self.batches, self.payloads = set(), [], {}
         self.journal, self.durable, self.pending, self.conns = [], 0, [], []
+        self.full = False  #: whether the next publish is refused
         #: whether the server forgets no identity, so that an event with one must not be stored twice
         self.strict = r.random() < 0.75
         self.capacity, self.age = (FOREVER, FOREVER) if self.strict else (r.randint(1, 12), r.choice([20, FOREVER]))
@@ -153,7 +153,7 @@ class World:
 
     def connect(self, agent):
         conn = Conn(agent, None)
-        conn.sender = self.repetitions.connected(agent.network, lambda error: self.settled(conn, error))
+        conn.sender = self.repetitions.connected(agent.network, lambda: self.settled(conn))
         self.conns.append(conn)
         return conn
 
@@ -209,6 +209,13 @@ class World:
         events = [(uid, self.bytes_of(uid)) for uid in uids]
         runs = [self.run([Rec(uid, payload) for uid, payload in events], 0)]
         fresh, originals = conn.sender.sift(runs)
+        if fresh and self.full:  # the journal refuses the next publish at once
+            self.full = False
+            conn.sender.begin(len(events), sum(map(len, fresh)), originals)
+            conn.sender.publishing(fresh, len(conn.ends), 0)
+            conn.sender.refused(fresh)
+            self.close(conn)
+            return
         left = [bytes(payload) for run in fresh for payload in run.payloads()]
         for uid, payload in events:
             if payload in left:
@@ -238,11 +245,8 @@ class World:
             if self.strict and style in ("id", "order"):
                 raise Violation("an event with an identity is stored twice")
 
-    def settled(self, conn, error):
-        if error is None:
-            conn.durable += conn.sender.take_durable()
-        else:
-            self.close(conn)
+    def settled(self, conn):
+        conn.durable += conn.sender.take_durable()
 
     def commit(self):
         """Make everything durable, and settle each connection once, in any order."""
@@ -253,14 +257,6 @@ class World:
         for owner in owners:
             owner.durable += owner.sender.durable([run for conn, run in pending if conn is owner])
             self.acknowledge(owner)
-
-    def refuse(self):
-        """Refuse all records that are not durable, because the disk is full."""
-        del self.journal[self.durable :]
-        pending, self.pending = self.pending, []
-        for conn, run in pending:
-            conn.sender.refused([run], Closed("full"))
-            self.close(conn)
 
     def acknowledge(self, conn):
         n = conn.durable
@@ -323,7 +319,7 @@ class World:
                 elif x < 0.985:
                     self.stop(r.choice(["kill", "kill", "term"]))
                 elif x < 0.990:
-                    self.refuse()
+                    self.full = True
                 elif x < 0.994:
                     r.choice(self.agents).die()
         first = {rec.uid: at for at, rec in reversed(list(enumerate(self.journal[: self.durable])))}
@@ -351,10 +347,6 @@ def _any_order(self):
     for turn in ready:
         self._turns.remove(turn)
     return sum(turn.records for turn in ready)
-
-
-def _refused_is_durable(self, stretch, error):
-    return _SETTLE(self, stretch, None)
 
 
 def _forgetful(self, sender, acknowledged):
@@ -385,12 +377,7 @@ def _only_durable(self, column):
     return None if found is None else [each if each is None or each.run is None else None for each in found]
 
 
-_BEGIN, _SETTLE, _DISCONNECTED, _ORIGINALS = (
-    Sender.begin,
-    Sender._settle,
-    Repetitions.disconnected,
-    Repetitions.originals,
-)
+_BEGIN, _DISCONNECTED, _ORIGINALS = Sender.begin, Repetitions.disconnected, Repetitions.originals
 
 #: By rule: the replacements that remove the rule from the code.
 MISSING = {
@@ -400,8 +387,7 @@ MISSING = {
     "in-flight": lambda: {(Repetitions, "originals"): _only_durable},
     "durable": lambda: {(Sender, "begin"): _not_waiting},
     "turns-in-order": lambda: {(Sender, "take_durable"): _any_order},
-    "refused-together": lambda: {(Sender, "_settle"): _refused_is_durable},
-    "refused-forgotten": lambda: {(Sender, "refused"): lambda self, runs, error: None},
+    "refused-forgotten": lambda: {(Sender, "refused"): lambda self, runs: None},
     "lost": lambda: {(Repetitions, "disconnected"): _forgetful},
     "acknowledged-windows": lambda: {(resent, "WINDOWS"): 0},
     "half-open": lambda: {(Repetitions, "watch"): lambda self, stretch, found=None: None},

@@ -142,14 +142,14 @@ def _replaces_without_keeping(damage: Any, survey: Any, files: Any) -> str:
 class _Nobody:
     """An owner of publishes that ignores the result, because a bug has already given it to the real owner."""
 
-    def settle(self, items: Any, error: Exception | None) -> None:
+    def settle(self, items: Any) -> None:
         """Do nothing."""
 
 
 def _told_at_once(self: FileJournal, publish: Any) -> None:
     owner, publish.owner = publish.owner, _Nobody()
     _submit(self, publish)
-    owner.settle([publish], None)
+    owner.settle([publish])
 
 
 def _one_too_late(self: Broker, owner: Any, stream: str, after: int | None, sink: Any) -> Any:

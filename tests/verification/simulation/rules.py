@@ -7,7 +7,6 @@ journal, from the member that carries out a role's decisions, or from the copyin
 from __future__ import annotations
 
 import sys
-from collections import deque
 from pathlib import Path
 
 import member as servers
@@ -20,7 +19,6 @@ from fyrehose.cluster.entries import LogEntry, Validity
 from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.errors import ReadOnly
 from fyrehose.journal import scan
-from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.writer import Writer
 from fyrehose.offline import places
 from fyrehose.offline.view import Extent, View, look
@@ -30,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
 
 import replication as torture
 
-_counts, _cut = Validity.counts, FileJournal._cut
+_counts = Validity.counts
 _look = look
 _note, _purge = Writer._write_mark, Actor._purge
 
@@ -48,16 +46,8 @@ def _marks_what_is_synced(self: Writer) -> None:
     self.released = released
 
 
-def _keeps_what_was_not_confirmed(self: FileJournal, position: int) -> None:
-    _cut(self, max(position, self.writer.position))
-
-
 async def _purges_one_too_many(self: Actor, number: int) -> None:
     await _purge(self, number + 1)
-
-
-def _drops_nothing(self: ReplicatedGate, error: Exception) -> None:
-    self._waiting = deque()
 
 
 def _looks_beyond_the_mark(directory: Path) -> View:
@@ -82,9 +72,6 @@ BUGS = {
     "cluster, rule 3: what was not answered is given up": _role("give-up"),
     "cluster, rule 4: takes over without having everything": _role("blind-takeover"),
     "cluster, rule 5: a deposed leader keeps its position": _role("no-step-down"),
-    "cluster, rule 5: a deposed leader's journal is not cut": Bug(
-        "figg", (FileJournal, "_cut", _keeps_what_was_not_confirmed), 3
-    ),
     "cluster, rule 6: acknowledged when it is synced here": _role("ack-local"),
     "cluster, rule 6: acknowledged when the shared log has it": _role("ack-remote"),
     "cluster, rule 6: the mark on disk runs ahead": Bug("figg", (Writer, "_write_mark", _marks_what_is_synced), 3),
@@ -100,7 +87,6 @@ BUGS = {
     "cluster, rule 10: fills itself with what is not confirmed": Bug(
         "figg", (places, "look", _looks_beyond_the_mark), 3
     ),
-    "cluster: a failed disk is not told of": Bug("figg", (ReplicatedGate, "_drop_waiting", _drops_nothing), 3),
     "cluster: links of servers that do not lead": Bug(
         "relink", (relink, "Unreplicated", type("Never", (ReadOnly,), {})), 3
     ),

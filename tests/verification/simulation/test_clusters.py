@@ -61,9 +61,7 @@ RARE = {
 
 #: The first seeds of searches that would simulate for more than a second from seed 0.
 FIRST = {
-    "cluster: a failed disk is not told of": 4,
     "cluster, rule 5: a deposed leader keeps its position": 14,
-    "cluster, rule 5: a deposed leader's journal is not cut": 16,
 }
 
 

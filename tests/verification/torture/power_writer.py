@@ -86,7 +86,10 @@ class Writer:
         """Do nothing: the Deferred of each append reports its outcome."""
 
     def state_changed(self, state: JournalState, reason: str) -> None:
-        """Do nothing: the Deferred of each append fails."""
+        """Do nothing: appends that fail are never acknowledged."""
+
+    def stuck(self, reason: str) -> None:
+        """Do nothing, because nobody waits for the appends."""
 
     def wrong(self, what: str) -> None:
         """Report a problem, unless the power is off, which explains every failure."""
