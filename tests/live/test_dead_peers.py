@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from fyrehose.offline.view import look
 from fyrehose.protocols.figg import FiggClientSession
 from tests.live.conftest import Start
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+ESTABLISHED = ("ss", "-Htn", "state", "established")
 POLICY = """
 [[allow]]
 network = "10.0.0.0/8"
@@ -56,6 +59,23 @@ def curl(network: Network, *words: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
+def silent_peers(client: Network, *words: str) -> subprocess.Popen[bytes]:
+    """Return a process of *client* whose connections have sent what they send: pairs of a port and bytes in hex."""
+    made = subprocess.Popen([*client.inside, sys.executable, "-c", SILENT, *words], stdout=subprocess.PIPE)
+    assert made.stdout is not None
+    assert made.stdout.readline() == b"\n"
+    return made
+
+
+def vanish(server: Network, client: Network) -> None:
+    """Cut *client* off, and wait until *server* has no connection of it, at most a minute."""
+    client.run("ip", "link", "set", "to-10.9.0.1", "down")
+    deadline = time.monotonic() + 60
+    while "10.9.0.2:" in (found := server.run(*ESTABLISHED)):
+        assert time.monotonic() < deadline, f"connections of the machine that has vanished:\n{found}"
+        time.sleep(1)
+
+
 @pytest.mark.timeout(240)
 def test_connections_of_a_vanished_machine_end_within_a_minute(
     networks: tuple[Network, Network], start: Start, tmp_path: Path
@@ -69,18 +89,42 @@ def test_connections_of_a_vanished_machine_end_within_a_minute(
     assert curl(server, "-d", "one", "http://10.9.0.1:8117/streams/t") == "200"
     attaching = FiggClientSession()
     attaching.send_attach("t", 0)
-    words = ["8117", CONSUME.hex(), "8119", b"".join(attaching.data_to_send()).hex()]
-    silent = subprocess.Popen([*client.inside, sys.executable, "-c", SILENT, *words], stdout=subprocess.PIPE)
-    assert silent.stdout is not None
-    assert silent.stdout.readline() == b"\n"
-    established = ("ss", "-Htn", "state", "established")
-    assert server.run(*established).count("10.9.0.2:") == 2
+    silent = silent_peers(client, "8117", CONSUME.hex(), "8119", b"".join(attaching.data_to_send()).hex())
+    assert server.run(*ESTABLISHED).count("10.9.0.2:") == 2
     assert curl(server, live) == "409"
-    client.run("ip", "link", "set", "to-10.9.0.1", "down")
-    deadline = time.monotonic() + 60
-    while "10.9.0.2:" in (found := server.run(*established)):
-        assert time.monotonic() < deadline, f"connections of the machine that has vanished:\n{found}"
-        time.sleep(1)
+    vanish(server, client)
     assert curl(server, live) == "200"
     silent.kill()
     silent.communicate()
+
+
+@pytest.mark.timeout(240)
+def test_readers_of_a_served_journal_that_vanish_are_disconnected_within_a_minute(
+    networks: tuple[Network, Network], start: Start, tmp_path: Path
+) -> None:
+    """One reader is idle, and the other one is in the middle of a file."""
+    server, client = networks
+    start("--data-dir", "data", "--listen", "http=tcp:8117:interface=127.0.0.1", command=server.inside)
+    (tmp_path / "large").write_bytes(bytes(8 << 20))
+    assert curl(server, "--data-binary", f"@{tmp_path / 'large'}", "http://127.0.0.1:8117/streams/t") == "200"
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    command = [*server.inside, str(FYREHOSE), "journal", "serve", "--token-file", str(token)]
+    serving = subprocess.Popen([*command, "--listen", "10.9.0.1:8120", str(tmp_path / "data")], stdout=subprocess.PIPE)
+    assert serving.stdout is not None
+    assert serving.stdout.readline().startswith(b"serving ")
+    base = look(tmp_path / "data").segments[-1].base
+    asked = [
+        f"GET {path} HTTP/1.1\r\nHost: 10.9.0.1\r\nAuthorization: Bearer 0123456789abcdef\r\n\r\n".encode().hex()
+        for path in ("/journal", f"/segments/{base:016x}")
+    ]
+    silent = silent_peers(client, "8120", asked[0], "8120", asked[1])
+    found = server.run(*ESTABLISHED)
+    assert found.count("10.9.0.2:") == 2
+    assert sorted(int(line.split()[1]) > 0 for line in found.splitlines() if "10.9.0.2:" in line) == [False, True]
+    vanish(server, client)
+    headers = "Authorization: Bearer 0123456789abcdef"
+    assert curl(server, "-H", headers, "http://10.9.0.1:8120/journal") == "200"
+    for process in (silent, serving):
+        process.kill()
+        process.communicate()
