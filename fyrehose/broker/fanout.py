@@ -126,6 +126,10 @@ class Cursor:
         """Return the name of the subscriber's protocol, and the peer; empty where the sink has none."""
         return subscriber_of(self.sink)
 
+    def __str__(self) -> str:
+        who = " ".join(filter(None, self.subscriber))
+        return f"the subscription {f'of {who} ' if who else ''}to stream {self.stream!r}"
+
     @property
     def closes_in(self) -> float | None:
         """Return the seconds until the subscriber is disconnected because it does not read; None while it reads."""
@@ -191,11 +195,7 @@ class Cursor:
 
     def failed(self, failure: Failure) -> None:
         """End the subscription, because its turn failed."""
-        log.failure(
-            "a subscription to stream {stream!r} ends: its turn failed; please report this bug",
-            failure,
-            stream=self.place.stream,
-        )
+        log.failure("{subscription} ends: its turn failed; please report this bug", failure, subscription=str(self))
         self.end(RuntimeError(f"a turn of the subscription failed: {failure.getErrorMessage()}"))
 
     def _take_back(self, delivery: Delivery, taken: int) -> None:
@@ -346,13 +346,11 @@ class Fanout:
                 delivery = Delivery(runs)
                 self._share(delivery, start)
         except JournalCorrupt as damage:
-            log.error("a subscription to stream {stream!r} ends: {damage}", stream=stream, damage=str(damage))
+            log.error("{subscription} ends: {damage}", subscription=str(cursor), damage=str(damage))
             self._end(cursor, damage)
             return None
         except Exception as failure:  # an error of one cursor must not affect the others
-            log.failure(
-                "a subscription to stream {stream!r} ends: reading failed; please report this bug", stream=stream
-            )
+            log.failure("{subscription} ends: reading failed; please report this bug", subscription=str(cursor))
             self._end(cursor, failure)
             return None
         return delivery
@@ -370,9 +368,7 @@ class Fanout:
 
     def _sink_failed(self, cursor: Cursor, failure: BaseException) -> None:
         # GeneratorExit and asyncio's CancelledError, too: this call is part of a commit, whose publishers wait.
-        log.failure(
-            "a subscription to stream {stream!r} ends: its sink failed; please report this bug", stream=cursor.stream
-        )
+        log.failure("{subscription} ends: its sink failed; please report this bug", subscription=str(cursor))
         self._end(cursor, failure if isinstance(failure, Exception) else RuntimeError(repr(failure)))
 
     def _share(self, delivery: Delivery, start: int = 0) -> None:
@@ -394,7 +390,7 @@ class Fanout:
         try:
             cursor.sink.ended(reason)
         except BaseException:  # see Cursor.take_turn
-            log.failure("the sink of a subscription to stream {stream!r} failed while it ended", stream=cursor.stream)
+            log.failure("the sink of {subscription} failed while it ended", subscription=str(cursor))
 
     def _remove(self, cursor: Cursor) -> None:
         if cursor not in self.cursors:

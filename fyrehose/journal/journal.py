@@ -470,13 +470,23 @@ class FileJournal:
             idle.callback(None)
 
     def _check(self) -> None:
-        """Check the disk, the lock, the free space and the retention; called once a second."""
-        self._slow_disk.look()
+        """Check the disk, the clock, the lock with the free space, and the retention; called once a second."""
+        assert self._checking is not None
+        call = self._checking.isolation.call
+        call("how long syncs of the journal take", self._slow_disk.look)
+        call("the clock and the ages of records", self._check_clock)
+        call("the free space of the journal's disk", self._check_room)
+        if self.state is not JournalState.FAILED:
+            call("the retention of the journal", self._retain)
+
+    def _check_clock(self) -> None:
         for message in self._clock.messages():
             log.warn("{message}", message=message)
         now = self._clock.now()
         if not self._clock.in_doubt:
             self._readable.judge_ages(now)
+
+    def _check_room(self) -> None:
         try:
             self._room.measure(self._log.lock, self.settings.min_free)
         except JournalFailed:
@@ -487,7 +497,6 @@ class FileJournal:
         waits = self.state is JournalState.READ_ONLY and self._commits.accepted != self._settled
         if waits and self.reactor.seconds() - self._read_only_at >= PATIENCE:
             self._observer.stuck(str(self.standing.refusal))
-        self._retain()
 
     def _retain(self) -> None:
         """Delete the segments that nothing keeps, but not before the broker has said what subscriptions need."""

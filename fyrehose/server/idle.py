@@ -67,11 +67,14 @@ class IdleStreams(Service):
         streams = list(islice(self._round, SLICE))
         if len(streams) < SLICE:
             self._round = None
-        idle = [stream for stream in streams if self._is_idle(stream, now)]
+        idle: list[str] = []
+        for stream in streams:
+            self._checks.isolation.call(f"whether stream {stream!r} is idle", self._check_one, stream, now, idle)
         if idle:
             self._broker.retire_as("server.retire-idle", idle).addErrback(self._refused)
 
-    def _is_idle(self, stream: str, now: float) -> bool:
+    def _check_one(self, stream: str, now: float, idle: list[str]) -> None:
+        """Add *stream* to *idle* if it has been empty for long enough."""
         try:
             empty = self._broker.retirable(stream) and self._broker.is_empty(stream)
         except JournalCorrupt as damage:
@@ -79,13 +82,13 @@ class IdleStreams(Service):
             empty = False
         if not empty:
             self._empty.pop(stream, None)
-            return False
+            return
         last = self._broker.journal.ends()[stream]
         seen, since = self._empty.get(stream, (None, now))
         if seen != last:
             self._empty[stream] = last, now
-            return False
-        return now - since >= self._after
+        elif now - since >= self._after:
+            idle.append(stream)
 
     def _refused(self, failure: Failure) -> None:
         failure.trap(FyrehoseError)

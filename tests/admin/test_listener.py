@@ -13,6 +13,7 @@ from urllib.parse import quote
 import attrs
 import pytest
 from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
 
 from fyrehose.admin.listener import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
 from fyrehose.admin.metrics import registry
@@ -419,6 +420,30 @@ def test_tail_ends_at_a_damaged_record(connect: Connect, watched: Any) -> None:
     assert tail(peer, "s") == [("tail-ended", {"error": "damaged"})]
     assert not peer.transport.disconnecting
     peer.leave()
+
+
+def test_tail_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(
+    connect: Connect, watched: Any, logged_errors: Any
+) -> None:
+    failing, other = connect(), connect()
+    assert tail(failing, "s") == tail(other, "other") == []
+
+    def bug(stream: str, start: int) -> None:
+        if stream == "s":
+            raise RuntimeError("bug")
+
+    watched.journal.before_read = bug
+    watched.publish(b"one")
+    watched.publish(b"two", stream="other")
+    watched.clock.advance(INTERVAL)
+    assert failing.transport.aborted
+    ((name, new),) = other.events()
+    assert (name, new["records"][0]["payload"]) == ("records", "dHdv")
+    (event,) = logged_errors.take()
+    said = "admin: serving 127.0.0.1 failed, and its connection is closed; please report this bug"
+    assert formatEvent(event) == said
+    failing.leave()
+    other.leave()
 
 
 def test_event_streams_end_when_the_server_stops(connect: Connect) -> None:

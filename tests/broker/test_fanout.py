@@ -460,6 +460,37 @@ class TestTrouble:
         assert logged_errors.take()
 
 
+def test_subscriptions_that_fail_by_a_bug_end_with_a_log_line_and_the_others_go_on(
+    server: Server, logged_errors: Any
+) -> None:
+    """The lines name the subscriber and the stream."""
+
+    @implementer(INamedSink)
+    class Named(RecordingSink):
+        subscriber = ("figg", "10.0.0.1:5")
+
+        def deliver(self, delivery: Delivery) -> None:
+            raise RuntimeError("bug")
+
+    def bug(stream: str, start: int) -> None:
+        if stream == "unreadable":
+            raise RuntimeError("bug")
+
+    server.publish(b"a", stream="unreadable")
+    server.publish(b"a")
+    server.journal.before_read = bug
+    reading, _ = server.subscribe(after=0, stream="unreadable")
+    failing, _ = server.subscribe(after=0, sink=Named())
+    other, _ = server.subscribe(after=0)
+    server.settle()
+    assert [str(each.reason) for each in (reading, failing)] == ["bug", "bug"]
+    assert other.payloads == [b"a"]
+    assert [formatEvent(event) for event in logged_errors.take()] == [
+        "the subscription to stream 'unreadable' ends: reading failed; please report this bug",
+        "the subscription of figg 10.0.0.1:5 to stream 's' ends: its sink failed; please report this bug",
+    ]
+
+
 def test_a_subscription_paused_during_close_ends_when_it_is_resumed(server: Server) -> None:
     sink = RecordingSink()
     subscription = server.broker.subscribe("s", 0, sink)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -907,6 +908,35 @@ class TestWatching:
         files.room = 0
         bench.clock.advance(1)
         assert bench.journal.state is JournalState.READ_ONLY
+
+    def test_a_check_of_the_disk_that_fails_by_a_bug_is_logged_once_and_others_are_made(
+        self, open_journal, logged_errors
+    ) -> None:
+        class Buggy(Files):
+            failing = False
+
+            def free(self, directory: Path) -> int:
+                if self.failing:
+                    raise RuntimeError("bug")
+                return super().free(directory)
+
+        files = Buggy()
+        bench = open_journal(files=files, segment_size=4096, keep_bytes=6000)
+        files.failing = True
+        for _ in range(5):
+            bench.append(b"x" * 3000)
+        before = bench.journal.status().segments
+        bench.clock.pump([1] * 3)
+        assert bench.journal.status().segments < before, "retention goes on"
+        (event,) = logged_errors.take()
+        said = "checking the free space of the journal's disk failed, and is tried again; please report this bug"
+        assert formatEvent(event) == said
+        files.failing = False
+        bench.clock.advance(1)
+        bench.append(b"y")
+        files.failing = True
+        bench.clock.advance(1)
+        assert len(logged_errors.take()) == 1, "it was well in between"
 
 
 def test_the_status_has_the_figures_of_the_journal(open_journal) -> None:

@@ -13,6 +13,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.tcp import Server
 from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import formatEvent
 from twisted.python.failure import Failure
 
 from fyrehose.journal import scan, subscriptions
@@ -361,6 +362,31 @@ def test_a_head_request_reads_nothing_of_the_file(bench: Any, monkeypatch: pytes
     assert read == []
     assert ask(bench, "GET", path)[0] == 200
     assert len(read) == 1
+
+
+def test_an_answer_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(bench: Any, logged_errors: Any) -> None:
+    bench.append(b"." * 5 * PIECE)  # so that the answers take several turns
+
+    class Buggy(Transport):
+        def write(self, data: bytes) -> None:
+            if len(self.value()) > PIECE:
+                raise RuntimeError("bug")
+            super().write(data)
+
+    made = ServeFactory(bench.directory, reactor=bench.clock)
+    failing, other = connected(bench, Buggy, made), connected(bench, Transport, made)
+    base = max(look(bench.directory).segments, key=lambda segment: segment.end - segment.base).base
+    for connection, _ in (failing, other):
+        connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
+    for _ in range(10):
+        bench.clock.advance(0)
+    assert failing[1].aborted
+    assert other[1].value().endswith(scan.path_of(bench.directory, base).read_bytes())
+    (event,) = logged_errors.take()
+    said = "journal-serve: serving 127.0.0.1 failed, and its connection is closed; please report this bug"
+    assert formatEvent(event) == said
+    for connection, _ in (failing, other):
+        connection.connectionLost(Failure(ConnectionDone()))
 
 
 @pytest.mark.parametrize("trouble", ["shorter", "unreadable", "abandoned"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.task import Clock
+from twisted.logger import formatEvent
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
@@ -152,3 +155,20 @@ def test_a_stopped_service_retires_no_streams() -> None:
     world.wait(2 * AFTER)
     assert world.streams == {"s"}
     assert not world.clock.getDelayedCalls()
+
+
+def test_a_stream_whose_check_fails_by_a_bug_is_logged_once_and_others_are_retired(logged_errors: Any) -> None:
+    class Buggy(MemoryJournal):
+        def bounds(self, stream: str) -> tuple[int, int]:
+            if stream == "bad" and self.ends()["bad"] == 1:
+                raise RuntimeError("bug")
+            return super().bounds(stream)
+
+    world = World(Buggy())
+    world.publish("bad", "s")
+    world.expire("bad", "s")
+    world.wait(AFTER + 2 * ROUND)
+    assert world.streams == {"bad"}
+    (event,) = logged_errors.take()
+    said = "checking whether stream 'bad' is idle failed, and is tried again; please report this bug"
+    assert formatEvent(event) == said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.logger import formatEvent
 
 from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
@@ -133,6 +134,27 @@ class TestBroadcasting:
         subscriber.subscribe(b"/a/", b"/c")
         collector.say(event(2), event(3, b"/b/"), event(4, b"/c"))
         assert [frames[5] for frames in subscriber.hear()] == [b"2", b"4"]
+
+    def test_broadcast_that_fails_by_a_bug_ends_its_connection_and_no_other(self, logged_errors: Any) -> None:
+        class Buggy(Transport):
+            failing = False
+
+            def write(self, data: bytes) -> None:
+                if self.failing:
+                    raise RuntimeError("bug")
+                super().write(data)
+
+        world, transport = make_world(), Buggy()
+        failing, other = world.subscriber(b"/a/", transport=transport), world.subscriber(b"/a/")
+        transport.failing = True
+        world.collector().say(event(1), event(2))
+        assert sequences(other.hear()) == [1, 2]
+        assert failing.transport.disconnecting
+        (logged,) = logged_errors.take()
+        assert formatEvent(logged) == (
+            "the subscription of eventbus 127.0.0.1:54321 to stream 'eventbus' ends: its sink failed; please report "
+            "this bug"
+        )
 
     def test_nothing_is_sent_after_the_last_subscription_has_ended(self) -> None:
         world = make_world()

@@ -8,7 +8,8 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.task import Clock
-from twisted.logger import LogLevel, capturedLogs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.python.failure import Failure
 
 from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
@@ -46,6 +47,20 @@ class HandedTurns(Turns):
 
     def ready(self, work: Any, share: str = "") -> None:
         self.works.append(work)
+
+
+@attrs.define(eq=False)
+class Work:
+    """Another work of the server, which takes one turn."""
+
+    taken: list[str]
+
+    def take_turn(self) -> int:
+        self.taken.append("work")
+        return 1
+
+    def failed(self, failure: Failure) -> None:
+        raise AssertionError("it does not fail") from failure.value
 
 
 class ReadingBroker(CallbackBroker):
@@ -242,6 +257,24 @@ def test_unexpected_error_ends_the_search_for_its_listeners(world: Any) -> None:
     with pytest.raises(AttributeError):
         made.turns.pop().take_turn()
     assert (made.ready, shared.ready) == (["a"], True)
+
+
+def test_search_that_fails_is_logged_and_later_turns_of_others_are_taken(world: Any, logged_errors: Any) -> None:
+    made = world(*map(run_of, range(1, 36)))
+    made.broker.turns = Turns(made.clock)
+    shared = made.open("a")
+    made.log[20] = object()  # type: ignore[call-overload]
+    taken: list[str] = []
+    made.broker.turns.ready(Work(taken))
+    made.clock.pump([0.1] * 3)
+    assert (made.ready, shared.ready, taken) == (["a"], True, ["work"])
+    (event,) = logged_errors.take()
+    said = (
+        "lumberjack: events that are sent again may be stored twice, because searching the log failed; please report "
+        "this bug"
+    )
+    assert formatEvent(event) == said
+    assert event["log_failure"].check(AttributeError)
 
 
 @pytest.mark.parametrize(
