@@ -110,7 +110,7 @@ def examine(
     yield from doctor_machine.clock()
     yield from doctor_machine.memory(config.server.memory)
     yield from doctor_machine.descriptors(*doctor_config.descriptors_wanted(config), pid)
-    yield from doctor_machine.disk(directory, config.journal.min_free, config.journal.keep_bytes)
+    yield from doctor_machine.disk(directory, config.journal)
     yield from doctor_journal.journal(directory, pid)
     yield from doctor_journal.backups(directory, backups, backup_age, verifying)
     if pid is None and url is None:

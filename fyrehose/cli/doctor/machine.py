@@ -19,7 +19,9 @@ from cryptography.hazmat.backends.openssl import backend as openssl
 from fyrehose import __version__, kernels
 from fyrehose.bench.disk import VOLATILE, Mount, mount_of, sync_times
 from fyrehose.cli.doctor.findings import Finding, Level
-from fyrehose.options import counted, shown_size
+from fyrehose.journal.room import enough
+from fyrehose.journal.settings import JournalSettings
+from fyrehose.options import counted, exact_size, shown_size
 
 #: File systems whose syncs depend on another machine.
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "virtiofs")
@@ -182,23 +184,21 @@ class Disk:
 
 def disk(
     directory: Path,
-    min_free: int,
-    keep_bytes: int,
+    journal: JournalSettings,
     look: Callable[[Path], Disk] = Disk.of,
     time_syncs: Callable[[Path, int], list[float]] = sync_times,
 ) -> Iterator[Finding]:
     """Report free space and inodes, the file system, and how long a sync takes.
 
     :param directory: the directory of the journal; if it does not exist yet, its nearest parent is examined
-    :param min_free: the journal's option min-free, in bytes
-    :param keep_bytes: the journal's option keep-bytes, in bytes; 0: retention has no such limit
+    :param journal: the options of the journal
     :param look: returns the disk of a directory
     :param time_syncs: returns the sorted durations of so many syncs of a new file, in seconds
     """
     there = next(each for each in (directory, *directory.absolute().parents) if each.is_dir()).absolute()
     where = str(there)
     found = look(there)
-    yield from _space(found, where, min_free, keep_bytes)
+    yield from _space(found, where, journal)
     mount = found.mount
     if mount.kind in VOLATILE:
         yield Finding(Level.ERROR, "disk", f"{mount.kind}: a restart loses everything", where, "use a real disk")
@@ -219,11 +219,17 @@ def disk(
         yield from _syncs(there, time_syncs)
 
 
-def _space(usage: Disk, where: str, min_free: int, keep_bytes: int) -> Iterator[Finding]:
+def _space(usage: Disk, where: str, journal: JournalSettings) -> Iterator[Finding]:
+    min_free, keep_bytes = journal.min_free, journal.keep_bytes
     inodes, free_inodes = usage.inodes
     text = f"{shown_size(usage.free)} of {shown_size(usage.total)} free"
     advice = "free some space, use a larger disk, or set journal.keep-bytes"
-    if usage.free < min_free:
+    if usage.total < enough(min_free) + journal.segment_size:
+        less, smaller = (exact_size(1 << (usage.total // part).bit_length() - 1) for part in (8, 32))
+        advice = f"set journal.min-free = {less} and journal.segment-size = {smaller}, or use a larger disk"
+        both = f"journal.min-free ({shown_size(min_free)}) and a segment ({shown_size(journal.segment_size)})"
+        yield Finding(Level.ERROR, "disk", f"{text}: never enough for {both}, so messages are refused", where, advice)
+    elif usage.free < min_free:
         what = f"{text}: less than journal.min-free ({shown_size(min_free)}), so messages are refused"
         yield Finding(Level.ERROR, "disk", what, where, advice)
     elif usage.free < max(4 * min_free, usage.total // 20):

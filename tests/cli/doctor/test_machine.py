@@ -14,8 +14,10 @@ import pytest
 from fyrehose.bench.disk import Mount
 from fyrehose.cli.doctor.findings import Finding, Level
 from fyrehose.cli.doctor.machine import Disk, clock, descriptors, disk, memory, permissions, versions
+from fyrehose.journal.settings import JournalSettings
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def levels(found: list[Finding]) -> dict[str, Level]:
@@ -97,15 +99,36 @@ def of_size(free: int, kind: str = "ext4", options: tuple[str, ...] = ("rw",)) -
 
 @pytest.mark.parametrize(("free", "level"), [(GIB // 8, Level.ERROR), (GIB // 2, Level.WARNING), (50 * GIB, Level.OK)])
 def test_free_space_is_compared_with_min_free(free: int, level: Level, tmp_path: Path) -> None:
-    found = next(iter(disk(tmp_path, GIB // 4, 0, of_size(free))))
+    found = next(iter(disk(tmp_path, JournalSettings(min_free=GIB // 4), of_size(free))))
     assert (found.subject, found.level) == ("disk", level)
 
 
 def test_retention_has_to_fit_on_the_disk(tmp_path: Path) -> None:
     empty = of_size(100 * GIB)
-    found = [each.what for each in disk(tmp_path, GIB, 200 * GIB, empty) if each.level is Level.WARNING]
+    large, small = (JournalSettings(min_free=GIB, keep_bytes=size * GIB) for size in (200, 50))
+    found = [each.what for each in disk(tmp_path, large, empty) if each.level is Level.WARNING]
     assert any("keep-bytes is 200.0 GiB" in each for each in found)
-    assert not any("keep-bytes" in each.what for each in disk(tmp_path, GIB, 50 * GIB, empty))
+    assert not any("keep-bytes" in each.what for each in disk(tmp_path, small, empty))
+
+
+@pytest.mark.parametrize(
+    ("total", "advice"),
+    [
+        (300 * MIB, "set journal.min-free = 32MiB and journal.segment-size = 8MiB, or use a larger disk"),
+        (345 * MIB, "set journal.min-free = 32MiB and journal.segment-size = 8MiB, or use a larger disk"),
+        (346 * MIB, ""),
+    ],
+)
+def test_disk_that_never_has_room_for_a_segment_and_min_free_is_an_error(
+    total: int, advice: str, tmp_path: Path
+) -> None:
+    settings = JournalSettings()
+    assert (settings.min_free, settings.segment_size) == (256 * MIB, 64 * MIB)
+    small = Disk(total, total, (1_000, 900), Mount("ext4", ("rw",)))
+    found = next(iter(disk(tmp_path, settings, lambda path: small)))
+    assert (found.level is Level.ERROR, found.advice if found.level is Level.ERROR else "") == (bool(advice), advice)
+    advised = JournalSettings(min_free=32 * MIB, segment_size=8 * MIB)
+    assert next(iter(disk(tmp_path, advised, lambda path: small))).level is Level.OK
 
 
 @pytest.mark.parametrize(
@@ -120,7 +143,9 @@ def test_retention_has_to_fit_on_the_disk(tmp_path: Path) -> None:
 )
 def test_unsuitable_file_system_is_reported(mount: Mount, level: Level, words: str, tmp_path: Path) -> None:
     assert [
-        each.level for each in disk(tmp_path, 0, 0, of_size(50 * GIB, mount.kind, mount.options)) if words in each.what
+        each.level
+        for each in disk(tmp_path, JournalSettings(), of_size(50 * GIB, mount.kind, mount.options))
+        if words in each.what
     ] == [level]
 
 
@@ -128,13 +153,13 @@ def test_unsuitable_file_system_is_reported(mount: Mount, level: Level, words: s
     ("times", "level"), [([0.001] * 100, Level.OK), ([0.1] * 100, Level.WARNING), ([1e-6] * 100, Level.WARNING)]
 )
 def test_syncs_are_timed(times: list[float], level: Level, tmp_path: Path) -> None:
-    found_times = disk(tmp_path, 0, 0, time_syncs=lambda path, count: times)
+    found_times = disk(tmp_path, JournalSettings(), time_syncs=lambda path, count: times)
     (found,) = [each for each in found_times if each.subject == "sync"]
     assert found.level is level
 
 
 def test_timing_syncs_leaves_no_file(tmp_path: Path) -> None:
-    assert [each for each in disk(tmp_path, 0, 0) if each.subject == "sync"]
+    assert [each for each in disk(tmp_path, JournalSettings()) if each.subject == "sync"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,12 +167,12 @@ def test_directory_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     def refused(*args: Any) -> list[float]:
         raise PermissionError(13, "Permission denied")
 
-    (found,) = [each for each in disk(tmp_path, 0, 0, time_syncs=refused) if each.subject == "sync"]
+    (found,) = [each for each in disk(tmp_path, JournalSettings(), time_syncs=refused) if each.subject == "sync"]
     assert (found.level, found.what) == (Level.NOTE, "not timed: Permission denied")
 
 
 def test_missing_directory_is_examined_by_its_nearest_parent(tmp_path: Path) -> None:
-    assert next(iter(disk(tmp_path / "a" / "b", 0, 0))).where == str(tmp_path)
+    assert next(iter(disk(tmp_path / "a" / "b", JournalSettings()))).where == str(tmp_path)
 
 
 @pytest.mark.parametrize(
