@@ -372,8 +372,8 @@ class Broker(Peer):
             self.once.open()
             waiting, self._awaiting_lead = self._awaiting_lead, waiting
         elif state is JournalState.FAILED:
-            self._end_awaited(reason)
             self.stuck(reason)
+            self._end_awaited(reason)  # Not before: the peers are told nothing.
         self.budget.proceed()  # the journal accepts or refuses now what has waited for it
         self.watch(state, reason)
         for leading in waiting:

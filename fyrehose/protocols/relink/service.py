@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import OutcomeUnknown, ReadOnly
+from fyrehose.errors import Closed, OutcomeUnknown, ReadOnly
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
@@ -154,8 +154,8 @@ class RelinkService(TCPService):
 
     def _go_on(self, reason: str) -> None:
         """End the start, because the journal cannot be written for *reason*; the links may still become durable."""
-        if self._started is not None:
-            self._end_start(None)
+        if self._started is not None and not isinstance(self.registry.broker.standing.refusal, Closed):
+            self._end_start(None)  # Otherwise the journal has failed, and so does the start.
 
     def _open(self) -> Deferred[Any]:
         return self.registry.open().addCallback(self._links_recovered).addErrback(self._not_written)

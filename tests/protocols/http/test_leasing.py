@@ -365,6 +365,17 @@ def test_settling_that_waits_for_room_is_answered_when_there_is_room() -> None:
     assert peer.answer()[1]["settled"] == [1]
 
 
+def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
+    world = World()
+    world.create()
+    record = items(world.lease())
+    world.journal.auto = False
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/settle", {"done": record})
+    world.journal.enter(JournalState.FAILED, "the disk failed")
+    assert (peer.hear(), peer.transport.aborted) == (b"", True)
+
+
 def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
     world = World()
     world.create(lease=10, **{"from": 11})
