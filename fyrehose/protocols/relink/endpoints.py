@@ -9,7 +9,6 @@ An endpoint object belongs to one connection; the link's entry in the registry k
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import Any
 
 import attrs
@@ -28,7 +27,7 @@ from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, MessageSequence, Parts, Piece, views
 from fyrehose.protocols.relink.names import SEQ_SIZE, EndpointName
 from fyrehose.protocols.relink.registry import LinkEntry
-from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol
+from fyrehose.protocols.relink.server import Endpoint, RelinkProtocol, Staged
 from fyrehose.records import Buffer, Delivery, Run
 from fyrehose.sessions import PIECE, fitting, piece_of
 from fyrehose.subscriptions import letters
@@ -72,8 +71,7 @@ class Publishing(Endpoint):
                 # If a channel is closed twice in one read, the first write may have removed it already.
                 channel = self.link.receiving.get(event.channel)
                 if channel is not None and not channel.leaving:
-                    channel.leaving = True
-                    self.protocol.write([], {event.channel: None})
+                    self.protocol.write([], [Staged(event.channel, channel.next, None)])
             case events.PeerShutdown():
                 self.protocol.handle_events(self.link.shutdown())
 
@@ -81,7 +79,6 @@ class Publishing(Endpoint):
         """Record a commit or rollback in the link's state, to be written with the other messages of this read."""
         if event.commit and event.dropped is not None:
             self._count_dropped(event, event.dropped)
-        self._stage(event)
         self._decided.append(event)
 
     def _count_dropped(self, event: events.Decided, why: DropReason) -> None:
@@ -100,10 +97,6 @@ class Publishing(Endpoint):
         }[why]
         self.protocol.count_refusal("transactions-too-large", f"{many}: {detail}; commit more often")
 
-    def _stage(self, event: events.Decided) -> None:
-        result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED
-        self.link.stage(event.channel, event.last, result if event.commit else None)
-
     def after_read(self) -> None:
         """Write in one batch what one read has brought: the messages, and the cursors of each channel."""
         if self._plain:
@@ -116,11 +109,7 @@ class Publishing(Endpoint):
                 self.protocol.end_link(self._refusal)
         if self._decided:
             decided, self._decided = self._decided, []
-            runs = self._committed_runs(decided)
-            staged: dict[int, int | None] = {}
-            for event in decided:
-                staged[event.channel] = event.last
-            self.protocol.write(runs, staged, partial(self._write_separately, decided) if runs else None)
+            self._write_decided(decided)
 
     def _write_plain(self, plain: list[tuple[int, int, MessageSequence]]) -> None:
         """Write messages of channels without transactions.
@@ -128,60 +117,39 @@ class Publishing(Endpoint):
         :param plain: channel, first sequence number and messages of each channel
         """
         runs: list[Run] = []
-        staged: dict[int, int | None] = {}
+        stages = []
         for channel, first, messages in plain:
             runs += self._runs(channel, first, messages)
-            last = staged[channel] = first + len(messages) - 1
-            self.link.stage(channel, last)
-        self.protocol.write(runs, staged, partial(self._write_plain_separately, plain))
+            stages.append(Staged(channel, first, first + len(messages) - 1))
+        refusal = self.protocol.write(runs, stages)
+        if refusal is not None:
+            self._write_plain_separately(plain, refusal)
 
-    def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> bool:
+    def _write_plain_separately(self, plain: list[tuple[int, int, MessageSequence]], error: PublishError) -> None:
         """Write the messages of *plain* that the stream accepts, after it has refused the batch.
 
         On each channel, messages are written up to the first refused one.  A channel without transactions has no way to
         refuse a message, so that message ends the link, unless it is kept as a dead letter.
-
-        :return: True, because the refusal is handled
         """
-        for channel, first, _ in plain:
-            self.link.receiving[channel].unstage(first - 1)
         if len(plain) > 1:
             for one in plain:
                 self._write_plain([one])
-            return True
+            return
         channel, first, messages = plain[0]
         if len(messages) == 1:
-            keeps = letters.keeps(self.protocol.settings.refused, error)
-            if keeps and self._write_letter(channel, first, messages, error):
-                return True
+            if letters.keeps(self.protocol.settings.refused, error):
+                (run,) = self._runs(channel, first, messages)
+                letter = letters.letter(PROTOCOL, run, error)
+                if self.protocol.write([], [Staged(channel, first, first)], [letter]) is None:
+                    self.protocol.count_refusal("dead-letters", str(error))
+                    return
             refusal = f"message {first} of channel {channel} was refused, so the link ends: {error}"
             self._refusal = type(error)(f"{refusal}; send it in a transaction to have only the transaction refused")
-            return True
+            return
         head, tail = messages.cut(len(messages) // 2)
         self._write_plain([(channel, first, head)])
         if self.link.receiving[channel].done == first + len(head) - 1:
             self._write_plain([(channel, first + len(head), tail)])
-        return True
-
-    def _write_letter(self, channel: int, first: int, messages: MessageSequence, error: PublishError) -> bool:
-        """Write the only message of *messages* as a dead letter (a record of refused messages), and acknowledge it.
-
-        :return: whether the dead letter was accepted
-        """
-        accepted = True
-
-        def refused(_: PublishError) -> bool:
-            nonlocal accepted
-            accepted = False
-            self.link.receiving[channel].unstage(first - 1)
-            return True
-
-        (run,) = self._runs(channel, first, messages)
-        self.link.stage(channel, first)
-        self.protocol.write([], {channel: first}, refused, [letters.letter(PROTOCOL, run, error)])
-        if accepted:
-            self.protocol.count_refusal("dead-letters", str(error))
-        return accepted
 
     def _committed_runs(self, decided: list[events.Decided]) -> list[Run]:
         """Return the runs of all committed messages; join consecutive commits of a channel."""
@@ -199,36 +167,24 @@ class Publishing(Endpoint):
             runs += self._runs(channel, first, MessageSequence(tuple(pieces)))
         return runs
 
-    def _write_separately(self, decided: list[events.Decided], error: PublishError) -> bool:
-        """Write each commit separately, because the stream has refused the whole batch for one of them.
+    def _write_decided(self, decided: list[events.Decided]) -> None:
+        """Write commits and rollbacks, each separately if the stream refuses all of them for one.
 
-        :return: whether the refusal is handled
+        A commit that the stream refuses permanently is answered with "uncommitted".
         """
-        if len(decided) == 1:
-            return self._uncommit(decided[0], error)
-        for event in reversed(decided):
-            self.link.receiving[event.channel].unstage(event.first - 1)
+        stages = []
         for event in decided:
-            self._stage(event)
-            runs = self._committed_runs([event])
-            self.protocol.write(
-                runs, {event.channel: event.last}, partial(self._write_separately, [event]) if runs else None
-            )
-        return True
-
-    def _uncommit(self, event: events.Decided, error: PublishError) -> bool:
-        """Answer the commit *event* with "uncommitted", because the stream has refused its messages permanently.
-
-        :return: False if the link has changed meanwhile, so that there is nothing to answer
-        """
-        link = self.link
-        if event.channel not in link.receiving or link.receiving[event.channel].done != event.last:
-            return False
-        self.protocol.count_refusal(type(error).__name__, str(error))
-        link.receiving[event.channel].unstage(event.first - 1)
-        link.stage(event.channel, event.last, Ack.UNCOMMITTED)
-        self.protocol.write([], {event.channel: event.last})
-        return True
+            result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED
+            stages.append(Staged(event.channel, event.first, event.last, result if event.commit else None))
+        refusal = self.protocol.write(self._committed_runs(decided), stages)
+        if refusal is None:
+            return
+        if len(decided) > 1:
+            for event in decided:
+                self._write_decided([event])
+            return
+        self.protocol.count_refusal(type(refusal).__name__, str(refusal))
+        self.protocol.write([], [attrs.evolve(stages[0], result=Ack.UNCOMMITTED)])
 
     def _runs(self, channel: int, first: int, messages: MessageSequence) -> list[Run]:
         # A reopened channel begins at number 0 again, so the ordinal is needed to keep (producer, producer_seq) unique.

@@ -468,12 +468,22 @@ class Link:
 
     # Called by the owner.
 
-    def stage(self, channel: int, through: int, result: Ack | None = None) -> None:
+    def stage(self, channel: int, through: int | None, result: Ack | None = None) -> None:
         """Record *result* for the peer's messages up to *through*; None: without a transaction, or rolled back.
 
+        :param through: None: the channel is forgotten
         :raises LocalProtocolError: there are no such messages to stage
         """
-        self.receiving[channel].stage(through, result)
+        found = self.receiving[channel]
+        found.leaving = through is None
+        if through is not None:
+            found.stage(through, result)
+
+    def unstage(self, channel: int, first: int) -> None:
+        """Undo :meth:`stage` for the peer's messages from *first* on, because the stage was not accepted."""
+        found = self.receiving[channel]
+        found.leaving = False
+        found.unstage(first - 1)
 
     def settle(self, channel: int, through: int) -> None:
         """Acknowledge the staged messages up to *through*, because they are durable."""
@@ -546,13 +556,6 @@ class Link:
         for channel in self.receiving.values():
             self._barrier(channel)
             self._trim(channel)
-
-    def rewind(self) -> None:
-        """Forget received messages that could not be written; the peer sends them again when it resumes the link."""
-        if self.attached or not self.durable:
-            raise LocalProtocolError("cannot rewind a link that is attached or not durable")
-        for channel in self.receiving.values():
-            self._rewind(channel)
 
     def _rewind(self, channel: ReceiveChannel) -> None:
         """Forget the messages of *channel* that are not durable, even if they were acknowledged as received."""

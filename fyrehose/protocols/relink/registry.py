@@ -71,8 +71,6 @@ class LinkEntry:
     expires: int | None = None
     #: memory that the link took at the last measurement, in bytes
     weight: int = 0
-    #: whether a write was refused, so that the peer has to send its messages again
-    failed: bool = False
     #: the producer name under which the link's messages are published, without the channel's ordinal
     label: str = attrs.field(init=False)
     _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
@@ -88,13 +86,10 @@ class LinkEntry:
         return self._settled[-1]
 
     def write_finished(self) -> None:
-        """Count a write as finished; after the last unfinished write, rewind the link if any write was refused."""
+        """Count a write as finished; after the last unfinished one, another connection may resume the link."""
         self.writes -= 1
         if self.writes:
             return
-        if self.failed and not self.link.over:
-            self.link.rewind()
-        self.failed = False
         waiting, self._settled = self._settled, []
         for deferred in waiting:
             deferred.callback(None)

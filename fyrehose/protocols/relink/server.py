@@ -9,8 +9,7 @@ everything that it sent before is stored and acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
 import attrs
@@ -39,7 +38,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import certificate_of
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.protocols.relink import events
-from fyrehose.protocols.relink.frames import PROTOCOL
+from fyrehose.protocols.relink.frames import PROTOCOL, Ack
 from fyrehose.protocols.relink.linklog import Anchors
 from fyrehose.protocols.relink.names import EndpointName, parse
 from fyrehose.protocols.relink.registry import LinkEntry
@@ -67,17 +66,26 @@ def first_anchor(broker: IBroker, place: EndpointName, position: int | None = No
     return [(int(place.seqs), after + 1)]  # With ?seq, message 0 carries no record: it says where the channel begins.
 
 
-#: Called when a write is refused permanently, before :meth:`Shell.write` returns; returns whether it has handled this.
-Refused = Callable[[PublishError], bool]
+@attrs.frozen(slots=True)
+class Staged:
+    """A step of a channel of the peer, to be written: what becomes of its messages from *first* to *last*.
+
+    :ivar last: None: the channel is forgotten
+    :ivar result: None: the messages are without a transaction, or rolled back
+    """
+
+    channel: int
+    first: int
+    last: int | None
+    result: Ack | None = None
 
 
 @attrs.frozen(slots=True)
 class LinkWrite:
-    """Messages of a link and the state of its channels that are being written; see :meth:`RelinkProtocol.write`."""
+    """Messages of a link and the last numbers of its channels that are being written; None: a forgotten channel."""
 
     entry: LinkEntry
     staged: Mapping[int, int | None]
-    refused: Refused | None
 
 
 class RelinkProtocol(PingsSilentPeer, SessionProtocol):
@@ -302,38 +310,38 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
 
     # Called by the endpoint.
 
-    def write(
-        self,
-        runs: Sequence[Run],
-        staged: Mapping[int, int | None],
-        refused: Refused | None = None,
-        dead: Sequence[Run] = (),
-    ) -> None:
-        """Write messages and the recorded state of their channels; acknowledge the messages when both are durable.
+    def write(self, runs: Sequence[Run], stages: Sequence[Staged], dead: Sequence[Run] = ()) -> PublishError | None:
+        """Write messages and the stages of their channels; acknowledge the messages when both are durable.
 
-        :param staged: channel -> number of the last staged message; None if the channel is to be forgotten
-        :param refused: called if the write is refused permanently; returns whether it has handled the refusal
         :param dead: dead letters of messages that are staged
+        :return: the error if the stream refuses *runs* or *dead*, and would refuse them again; nothing is staged then.
+            None if they are accepted, or the connection ends
         """
         entry = self.entry
         assert entry is not None
-        write = LinkWrite(entry, staged, refused)
+        for each in stages:
+            entry.link.stage(each.channel, each.last, each.result)
+        write = LinkWrite(entry, {each.channel: each.last for each in stages})
         self.unsettled += 1
         try:
-            self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(staged)), *dead))
+            self.publisher.publish(list(runs), write, (self.registry.begin_write(entry, list(write.staged)), *dead))
+            return None
         except Exception as error:  # after an unexpected error, too, the staged messages have to be taken back
-            self._end_writes((write,), partial(self._not_written, error=error))
+            self.unsettled -= 1
+            for each in stages:
+                entry.link.unstage(each.channel, each.first)
+            entry.write_finished()
+            if isinstance(error, PERMANENT_REFUSALS) and (runs or dead):
+                return error
+            self._not_written(error)
+            return None
 
     def settle(self, items: Sequence[Publish]) -> None:
         """Acknowledge the writes that the same commit made durable together."""
-        self._end_writes([item.note for item in items], self._settle_staged)
-
-    def _end_writes(self, writes: Sequence[LinkWrite], end: Callable[[LinkWrite], None]) -> None:
-        """Call *end* with each of *writes*, which are durable or were refused at once; then send what follows."""
-        self.unsettled -= len(writes)
-        for write in writes:
+        self.unsettled -= len(items)
+        for item in items:
             try:
-                end(write)
+                self._settle_staged(item.note)
             except Exception:
                 self.log.failure("relink: handling the result of a write failed")
         if self.phase is not Phase.OPEN:
@@ -342,28 +350,21 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             # Packets that were held back are decoded in a new turn of the reactor, because their write may finish at
             # once, too, and the next ones, without end.
             (self.flush_soon if self.session.ready else self.flush)()
-        for write in writes:
-            write.entry.write_finished()
+        for item in items:
+            item.note.entry.write_finished()
 
-    def _not_written(self, write: LinkWrite, error: Exception) -> None:
-        """Close the connection after a refused write, unless the endpoint handles the refusal.
-
-        The peer sends the messages again on another connection, if a retry can help.
-        """
-        if isinstance(error, Forbidden):
-            self._end_link_later()  # The access policy no longer permits the peer to publish.
-            self.forbid(error)
-        elif isinstance(error, PERMANENT_REFUSALS):
-            if write.refused is None or not write.refused(error):
-                self._end_link_later()  # A retry of these messages would be refused, too.
-                self.refused(error)
+    def _not_written(self, error: Exception) -> None:
+        """Close the connection after a refused write; the peer sends the messages again, if a retry can help."""
+        if isinstance(error, (Forbidden, *PERMANENT_REFUSALS)):
+            self._end_link_later()  # A retry of these messages would be refused, too.
         else:
-            write.entry.failed = True
             self.session.fenced()
-            if isinstance(error, PublishError):
-                self.refused(error)
-            else:
-                self.failed(Failure(error))
+        if isinstance(error, Forbidden):
+            self.forbid(error)  # The access policy no longer permits the peer to publish.
+        elif isinstance(error, PublishError):
+            self.refused(error)
+        else:
+            self.failed(Failure(error))
 
     def end_link(self, error: PublishError) -> None:
         """End the link, because the stream refuses a message without a transaction, and would refuse it again.

@@ -51,7 +51,7 @@ def test_snapshot_round_trip(results: list[Ack | None]) -> None:
     restore_snapshot(found, save_snapshot(made))
     if results:
         made.settle(3, len(results) - 1)
-    made.rewind()
+    made.receiving[3].rewind()
     assert cursors(found) == cursors(made)
 
 
