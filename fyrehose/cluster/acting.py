@@ -123,9 +123,9 @@ class Actor:
                 if await self.journal.differs(position, data):
                     role.contradicted(position)
             case Cut(position, reason):
-                await self.gate.follow(position, reason)
-                role.was_cut()
-                role.was_synced(position)
+                if not self.gate.follow(position, reason):  # Otherwise another role begins with the journal.
+                    role.was_cut()
+                    role.was_synced(position)
             case Purge(number):
                 self.jobs.begin("purge", lambda: self._purge(number))
             case Fill(position):
@@ -134,7 +134,7 @@ class Actor:
                 log.info("replication: the members are {members} now", members=str(members))
             case Reopen(reason):
                 if self.gate.leading:
-                    await self.gate.follow(role.position, reason)
+                    self.gate.follow(role.position, reason)
                 self.member.reopen(reason)
             case Changed(state, reason):
                 await self.member.changed(state, reason)

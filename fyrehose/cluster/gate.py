@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -233,22 +233,19 @@ class ReplicatedGate:
 
     # Methods that the member calls to step down.
 
-    def follow(self, position: int, reason: str) -> Deferred[None]:
-        """Accept no publishes from now on, and set aside the bytes of the log beyond *position*.
+    def follow(self, position: int, reason: str) -> bool:
+        """Accept no publishes from now on, and release nothing beyond *position*.
 
-        Publishes that are not released now never are: a server that has led ends its journal, and opens it again.
+        A server that has led ends its journal, which has to be opened again: publishes that are not released now never
+        are, and opening it sets aside the bytes that were not released.
 
         :param reason: why this server stops leading, for people
-        :return: fires when the log ends at *position*
+        :return: whether this server has led
         """
         led, self.leading, self.refusal = self.leading, False, reason
         self._suspended = False
-        self._release_waiting(position)
-        self._waiting.clear()
         if led:
+            self.release(min(position, self._journal.writer.durable))
+            self._waiting.clear()
             self._journal.end(reason)
-        return self._journal.truncate(position).addBoth(self._truncated)
-
-    def _truncated(self, result: Any) -> Any:
-        self.handover.take()
-        return result
+        return led

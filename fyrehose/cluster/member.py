@@ -142,7 +142,7 @@ class Member:
         self._hand_on()
         await self._actor.over()  # an action that is under way uses the journal, which is closed next
         if self.gate.leading:
-            await self.gate.follow(self.role.position, "this server is stopping")
+            self.gate.follow(self.role.position, "this server is stopping")
         await self.log.close()
 
     async def _await_pending(self, reason: str) -> None:

@@ -109,6 +109,8 @@ class Compare:
 class Cut:
     """The action to set aside the bytes of the journal beyond *position*, and then call :meth:`Role.was_cut`.
 
+    A server that has led does so by opening its journal again, with another role.
+
     :ivar reason: why, for people
     """
 

@@ -154,10 +154,6 @@ class Commits:
         """Write nothing more, and pass nothing on, because the journal ends."""
         self.stopped = True
 
-    def continue_with(self, writer: Writer) -> None:
-        """Write with *writer* from now on, because the log was cut (called in the writer thread)."""
-        self.writer = writer
-
     def schedule(self, near: bool = True) -> None:
         """Schedule a commit of the waiting appends, unless one is scheduled already or none waits.
 

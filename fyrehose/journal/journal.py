@@ -6,8 +6,7 @@
 What is submitted has two ends: it is durable, or the journal ends before.  While the disk has no room, commits wait,
 and are tried again every second; publishes are refused meanwhile.
 
-In a cluster, :meth:`FileJournal.apply` of a follower writes the bytes of the leader instead, and bytes that this server
-has written as the leader may be cut off again (:meth:`FileJournal.truncate`).
+In a cluster, :meth:`FileJournal.apply` of a follower writes the bytes of the leader instead.
 """
 
 from __future__ import annotations
@@ -410,17 +409,6 @@ class FileJournal:
     def differs(self, position: int, data: bytes) -> Deferred[bool]:
         """Return whether the bytes of the log at *position* differ from *data*, as far as the log has them."""
         return self._call(lambda: self._log.differs(position, data))
-
-    def truncate(self, position: int) -> Deferred[None]:
-        """Set aside the bytes of the log beyond *position*.
-
-        :return: fires when the log ends at *position*
-        """
-        return self._call(lambda: self._cut(position))
-
-    def _cut(self, position: int) -> None:
-        """Set aside the bytes of the log beyond *position*, and open it again there (called in the writer thread)."""
-        self._commits.continue_with(self._log.cut(position))
 
     # Segments.
 

@@ -16,7 +16,6 @@ from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.copies import refuse_copies
 from fyrehose.journal.files import NO_ROOM, Files, lock
-from fyrehose.journal.follower import set_aside_beyond
 from fyrehose.journal.gate import IGate
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
@@ -30,11 +29,9 @@ from fyrehose.observe.meters import Histogram
 class OpenLog:
     """The log of a journal, which no other process writes while this one has the directory's lock.
 
-    The writer is always the one at the end of the log: cutting the log replaces it.
-
     :ivar sync_seconds: durations of the syncs of segments
     :ivar stream_limits: how many streams are listed and remembered
-    :ivar report: the result of recovery, and notes about what was set aside since
+    :ivar report: the result of recovery
     :ivar lock: the descriptor of the directory's lock; negative while the directory is not locked
     """
 
@@ -103,18 +100,6 @@ class OpenLog:
             writer.close(in_order=False)
             raise
         return writer
-
-    def cut(self, position: int) -> Writer:
-        """Set aside the bytes of the log beyond *position*, and open it again there; return the writer."""
-        old = self.writer
-        old.sync()
-        if old.position != position:
-            old.released = min(old.released, position)
-            old.note()
-            old.close(in_order=False)
-            self.report.notes += set_aside_beyond(self.directory, position, self.files)
-            self.writer = self._start_writing(recover(self.directory, self.files))
-        return self.writer
 
     def differs(self, position: int, data: bytes) -> bool:
         """Return whether the bytes of the log at *position* differ from *data*, as far as the log has them."""

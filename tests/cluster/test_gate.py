@@ -170,7 +170,7 @@ def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
     yield make
     for each in made:
         if each.gate.leading:
-            now(each.gate.follow(each.position(), "the test is over"))
+            each.gate.follow(each.position(), "the test is over")
         now(each.journal.close())
 
 
@@ -239,7 +239,7 @@ def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str],
     now(new.gate.lead())
     assert new.states == [(JournalState.WRITABLE, "this server leads")]
     new.append(b"three")
-    now(old.gate.follow(old.position(), "b leads"))
+    old.gate.follow(old.position(), "b leads")
     new.gate.release(new.position())
     new.send(old)
     assert old.read() == new.read() == [b"one", b"two", b"three"]
@@ -259,12 +259,12 @@ def test_stepping_down_lets_publishers_go_and_sets_aside_what_is_not_released(
     results: list[Any] = []
     for payload in (b"lost", b"lost, too"):
         old.append(payload).addBoth(results.append)
-    now(old.gate.follow(kept, "b has taken over"))
+    old.gate.follow(kept, "b has taken over")
     assert (results, old.let_go) == ([], ["b has taken over"])
     assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
+    old = opened_again(old)
     assert old.position() == kept
     assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
-    old = opened_again(old)
     now(new.gate.lead())
     new.append(b"mine")
     new.send(old)
@@ -278,7 +278,7 @@ def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], 
     leader.append(b"one").addBoth(results.append)
     confirmed = leader.position()
     leader.append(b"two").addBoth(results.append)
-    now(leader.gate.follow(confirmed, "b leads"))
+    leader.gate.follow(confirmed, "b leads")
     assert results == [None]
     assert leader.read() == [b"one"]
 
@@ -313,7 +313,7 @@ def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: 
     old.gate.release(old.position())
     lost = old.handed.pop()  # the shared log has the first batch of the second segment, and none of the following
     old.send(new)
-    now(old.gate.follow(lost[0], "b leads"))
+    old.gate.follow(lost[0], "b leads")
     old = opened_again(old)
     now(new.gate.lead())
     for number in range(4):
@@ -340,10 +340,9 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
     first = BatchHeader.unpack(data, position).end
     old.handed.append((position, data[: first - position]))
     old.send(new)
-    followed = old.gate.follow(first, "b leads")
+    old.gate.follow(first, "b leads")
     worker.held = False
     worker.settle()
-    now(followed)
     assert results == []
     old = opened_again(old)
     now(new.gate.lead())
@@ -360,9 +359,9 @@ def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(memb
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"one")
-    now(leader.gate.follow(0, "b leads"))
-    assert scan.segments(leader.directory) == []
+    leader.gate.follow(0, "b leads")
     leader = opened_again(leader)
+    assert scan.segments(leader.directory) == []
     now(leader.gate.lead())
     leader.append(b"two")
     leader.gate.release(leader.position())
@@ -406,7 +405,7 @@ def test_a_retirement_that_is_not_released_has_no_end(member: Callable[[str], Me
     position = leader.position()
     results: list[Any] = []
     leader.journal.retire(["s"]).addBoth(results.append)
-    now(leader.gate.follow(position, "b leads"))
+    leader.gate.follow(position, "b leads")
     assert (results, leader.let_go) == ([], ["b leads"])
     assert leader.journal.ends() == {"s": 1}
 
@@ -418,7 +417,7 @@ def test_a_restarted_server_continues_where_everything_was_released(member: Call
     leader.gate.release(leader.position())
     released = leader.position()
     leader.append(b"lost").addErrback(lambda _: None)
-    now(leader.gate.follow(released, "it stops"))
+    leader.gate.follow(released, "it stops")
     now(leader.journal.close())
     again = member("a")
     assert (again.position(), again.ends) == (released, {"s": 1})
@@ -453,27 +452,8 @@ def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp
     files.synced = lambda: handed.append(bool(leader.handed))
     leader.append(b"x")
     assert handed[0]
-    now(leader.gate.follow(leader.position(), "the test is over"))
+    leader.gate.follow(leader.position(), "the test is over")
     now(leader.journal.close())
-
-
-def deposed_before_its_commit_settled(directory: Path, idle: bool = False) -> Member:
-    """Return a member that led, and whose last commit was accepted and not settled when another server took over.
-
-    :param idle: whether its writer thread looks idle, so that a commit is handed over only when it is settled
-    """
-    worker = SteppedWorker(idle=idle)
-    leader = Member(directory, worker)
-    now(leader.gate.lead())
-    worker.held = True
-    accepted = leader.append(b"accepted")
-    worker.work()
-    followed = leader.gate.follow(leader.position(), "another server leads")
-    worker.held = False
-    worker.settle()
-    now(followed)
-    assert not accepted.called
-    return leader
 
 
 def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(member: Callable[[str], Member]) -> None:
@@ -528,7 +508,7 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
 
 def test_following_another_leader_is_no_change_of_state(member: Callable[[str], Member]) -> None:
     follower = member("a")
-    now(follower.gate.follow(0, "c leads"))
+    follower.gate.follow(0, "c leads")
     assert follower.states == []
     assert now(follower.journal.retire(["s"]).addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
@@ -551,7 +531,7 @@ def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypa
     worker.held = False
     worker.settle()
     assert len(written) == 2, "the next release is noted again"
-    now(leader.gate.follow(leader.position(), "the test is over"))
+    leader.gate.follow(leader.position(), "the test is over")
     now(leader.journal.close())
 
 
@@ -563,10 +543,9 @@ def test_an_append_that_was_not_committed_when_another_server_leads_is_never_wri
     worker.held = True
     failures: list[Any] = []
     leader.append(b"too late").addErrback(failures.append)
-    followed = leader.gate.follow(kept, "b leads")
+    leader.gate.follow(kept, "b leads")
     worker.held = False
     worker.settle()
-    now(followed)
     assert failures == []
     assert leader.position() == kept
     assert not list(leader.directory.glob("torn-*"))
@@ -622,7 +601,7 @@ def test_a_leader_that_cannot_write_an_append_says_so_once(
     waits = leader.append(b"x")
     assert ([each for each, _ in leader.states[1:]], waits.called) == ([state], False)
     assert len(logged_errors.take()) == logged
-    now(leader.gate.follow(leader.position(), "the test is over"))
+    leader.gate.follow(leader.position(), "the test is over")
     now(leader.journal.close())
 
 
@@ -637,43 +616,13 @@ def test_the_position_of_a_synced_retirement_is_reported_at_once(member: Callabl
     assert told == [leader.position()]
 
 
-def test_a_server_that_steps_down_cuts_batches_that_it_has_not_handed_over(tmp_path: Path) -> None:
-    leader = deposed_before_its_commit_settled(tmp_path / "a", idle=True)
-    assert leader.journal.writer.handover.take() == []
-    now(leader.journal.close())
-
-
-def test_a_server_whose_log_is_ahead_of_the_shared_log_is_cut_to_its_end(member: Callable[[str], Member]) -> None:
-    server = member("a")
-    now(server.gate.lead())
-    for payload in (b"kept", b"of another life of the shared log"):
-        server.append(payload)
-        server.gate.release(server.position())
-    assert now(server.journal.note()) == server.position()
-    kept = server.handed[-1][0]
-    now(server.gate.follow(kept, "b leads"))
-    assert (server.position(), scan.read_mark(server.directory)) == (kept, kept)
-
-
-def test_stepping_down_leaves_no_file_open(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
-    leader.append(b"kept")
-    kept = leader.position()
-    leader.gate.release(kept)
-    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
-    leader.append(b"lost").addErrback(lambda _: None)
-    now(leader.gate.follow(kept, "b leads"))
-    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
-
-
 def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(
     member: Callable[[str], Member],
 ) -> None:
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"lost")
-    now(leader.gate.follow(0, "b leads"))
+    leader.gate.follow(0, "b leads")
     leader = opened_again(leader)
     now(leader.gate.lead())
     for payload in (b"a long message", b"a short"):
@@ -715,7 +664,7 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
     worker.held = False
     worker.settle()
     assert len(scan.segments(leader.directory)) == 2
-    now(leader.gate.follow(leader.position(), "the test is over"))
+    leader.gate.follow(leader.position(), "the test is over")
     now(leader.journal.close())
 
 

@@ -195,7 +195,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         if server.up:
             server.stop()
     for server in made.servers.values():
-        if scan.segments(server.journal.directory):
+        if scan.read_mark(server.journal.directory):
             assert not verify(server.journal.directory).problems
 
 
@@ -508,7 +508,7 @@ def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
     def fails(writer: Writer) -> int:
         raise SyncFailed("simulated")
 
-    monkeypatch.setattr(Writer, "sync", fails)
+    monkeypatch.setattr(Writer, "note", fails)
     leader.stop()
     assert leader.journal.state is JournalState.FAILED
     with leader.journal.directory.joinpath("LOCK").open() as file:

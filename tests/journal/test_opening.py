@@ -55,30 +55,6 @@ def test_the_lock_excludes_others_until_it_is_released(make: Make) -> None:
     other.writer.close(in_order=True)
 
 
-def test_a_cut_replaces_the_writer_and_sets_the_rest_aside(make: Make, tmp_path: Path) -> None:
-    log = make(Handover())
-    log.open()
-    log.writer.lead(1_000_000)
-    kept = write(log, 1, b"kept")
-    write(log, 2, b"lost")
-    before = log.writer
-    writer = log.cut(kept)
-    assert writer is log.writer is not before
-    assert (writer.position, writer.streams.ends) == (kept, {"s": 1})
-    (aside,) = tmp_path.glob("torn-*.bytes")
-    assert b"lost" in aside.read_bytes()
-    assert any(aside.name in note for note in log.report.notes)
-    writer.close(in_order=True)
-
-
-def test_a_cut_at_the_end_of_the_log_keeps_the_writer(make: Make) -> None:
-    log = make()
-    before = log.open()
-    assert log.cut(write(log, 1, b"kept")) is before
-    assert log.report.notes == []
-    before.close(in_order=True)
-
-
 def test_bytes_of_the_log_are_compared_as_far_as_the_log_has_them(make: Make, tmp_path: Path) -> None:
     log = make()
     log.open()
