@@ -137,7 +137,7 @@ LAYERS = (
     ("jsontext", "kernels"),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
-        *("ndjson", "toml_files", "observe", "client_tls", "periodic"),
+        *("ndjson", "toml_files", "observe", "client_tls", "periodic", "routes"),
     ),
     ("journal", "broker", "subscriptions", *BOUNDS),
     ("net",),
@@ -322,6 +322,7 @@ def test_every_test_has_a_module() -> None:
         "tests/cli/test_wrong_inputs.py",
         # The sessions and columns of one protocol together.
         "tests/protocols/lumberjack/test_progress.py",
+        "tests/protocols/lumberjack/test_routes.py",
         # The session and the server of one protocol together, with the broker.
         "tests/protocols/http/test_keys.py",
         "tests/protocols/http/test_memory.py",

@@ -28,6 +28,7 @@ from fyrehose.errors import ConfigError, FyrehoseError, LocalProtocolError, Publ
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import Backoff, Client, ConnectionFailed, ConnectionOptions, tell_restarted
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.udp import TrainProtocol, UDPPort, host_towards
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.repair import RecordsSkipped
@@ -41,7 +42,6 @@ from fyrehose.protocols.backbone.session import (
     PushConfirmed,
     PushTimedOut,
 )
-from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort, host_towards
 from fyrehose.records import Run
 
 log = Logger()

@@ -5,69 +5,29 @@ in: an endpoint string ``udp:PORT[:interface=IP]`` and settings      out: a serv
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from functools import partial
-from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 import attrs
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import CannotListenError
 from zope.interface import implementer
 
-from fyrehose.errors import ConfigError
-from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected, IReloading, Prepared
+from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected
 from fyrehose.net.clients import ClientTarget
-from fyrehose.options import FileContent
+from fyrehose.net.udp import UDPPort, UDPService, parse_endpoint
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
 from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
-from fyrehose.protocols.backbone.udp import UDPPort
 
 #: How often the plugin's publisher repeats an unconfirmed PUSH; a message whose DELIVER was lost is published twice.
 RETRIES = 5
 
 
-def parse_endpoint(endpoint: str) -> Address:
-    """Parse ``udp:PORT[:interface=IP]``; without an interface the server listens on all of them.
-
-    :raises ConfigError: the endpoint is invalid
-    """
-    found = re.fullmatch(r"udp:([0-9]{1,5})(?::interface=([0-9.]+))?", endpoint)
-    try:
-        if found is not None and int(found[1]) <= 65_535:
-            return str(IPv4Address(found[2] or "0.0.0.0")), int(found[1])
-    except AddressValueError:
-        pass
-    raise ConfigError(
-        f"invalid --listen '{PROTOCOL}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
-    )
-
-
-@implementer(IConnected, IReloading)
-class BackboneService(Service):
+@implementer(IConnected)
+class BackboneService(UDPService):
     """A service that serves one stream at one UDP port while it runs."""
 
-    def __init__(self, port: UDPPort, protocol: BackboneProtocol) -> None:
-        self._port = port
-        self._protocol = protocol
-        self.contents: dict[str, FileContent] = {}
-
-    def startService(self) -> Deferred[UDPPort]:
-        """Bind the port and serve.
-
-        :return: a Deferred that fires with the port, or fails with CannotListenError
-        """
-        Service.startService(self)
-        try:
-            self._port.startListening()
-        except CannotListenError as error:
-            return fail(error)
-        return succeed(self._port)
+    _protocol: BackboneProtocol
 
     @property
     def connections(self) -> int:
@@ -77,20 +37,6 @@ class BackboneService(Service):
     def fixed(self, settings: BackboneSettings) -> Collection[str]:
         """Return the options that a running server cannot change: the stream, because clients are subscribed to it."""
         return ("stream",)
-
-    def prepare(self, settings: BackboneSettings) -> Prepared:
-        """Return what applies *settings*; there are no files to read first."""
-        return Prepared(partial(self._protocol.change, settings))
-
-    def stopService(self) -> Deferred[None]:
-        """Stop serving.
-
-        :return: a Deferred that fires when accepted messages are durable and delivered, and the port is closed
-        """
-        Service.stopService(self)
-        if not self._port.connected:
-            return succeed(None)
-        return self._protocol.drain().addCallback(lambda _: self._port.stopListening())
 
 
 def _client(target: ClientTarget, options: BackboneOptions = BackboneOptions()) -> BackboneClient:  # noqa: B008 - frozen
@@ -111,12 +57,10 @@ class BackbonePlugin:
     abilities: Abilities = Abilities(own_connections=True)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: BackboneSettings) -> BackboneService:
-        host, number = parse_endpoint(endpoint)
+        host, number = parse_endpoint(PROTOCOL, endpoint)
         protocol = BackboneProtocol(broker, settings, reactor)
         port = UDPPort(number, protocol, host, reactor, settings.receive_buffer, settings.batching)
-        service = BackboneService(port, protocol)
-        service.name = f"{PROTOCOL} ({endpoint})"
-        return service
+        return BackboneService(endpoint, port, protocol)
 
     def publisher(self, target: ClientTarget, window: int) -> BackboneClient:
         options = BackboneOptions(window=window, retries=RETRIES)

@@ -26,13 +26,13 @@ from fyrehose.errors import FyrehoseError, JournalCorrupt
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.udp import TrainProtocol, is_local
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.gso_batches import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
 from fyrehose.protocols.backbone.session import BackboneServerSession, Dropped, Pushed, Replay
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.protocols.backbone.subscribers import KnownClient
-from fyrehose.protocols.backbone.udp import TrainProtocol, is_local
 from fyrehose.records import LAST_SEQ, Delivery, Publish, Run
 from fyrehose.standing import ServerRole
 

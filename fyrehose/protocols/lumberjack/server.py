@@ -32,10 +32,10 @@ from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
 from fyrehose.protocols.lumberjack.ledger import EventIdentity, identity
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
-from fyrehose.protocols.lumberjack.routes import Route, Routes, routes
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
 from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, WriterTurns
 from fyrehose.records import Publish, Run
+from fyrehose.routes import Route, Routes, routes
 from fyrehose.subscriptions import letters
 
 #: Interval of keep-alives to waiting writers of version 2, in seconds; the shortest time-out of known writers is 5 s.

@@ -15,6 +15,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.net.udp import ITrainTransport
 from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import Address, Frame, decode
@@ -22,7 +23,6 @@ from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
-from fyrehose.protocols.backbone.udp import ITrainTransport
 from fyrehose.testing import MemoryJournal
 
 

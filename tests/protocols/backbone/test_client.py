@@ -14,10 +14,10 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
+from fyrehose.net.udp import host_towards
 from fyrehose.protocols.backbone import client as client_module
 from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, BackboneUnreachable, PushUnconfirmed
 from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
-from fyrehose.protocols.backbone.udp import host_towards
 from fyrehose.records import Run
 
 Make = Callable[..., Any]

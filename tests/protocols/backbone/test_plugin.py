@@ -19,12 +19,13 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
+from fyrehose.net import udp
 from fyrehose.net.clients import ClientTarget
+from fyrehose.net.udp import parse_endpoint
 from fyrehose.protocols.backbone import plugin as module
-from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive, Push
-from fyrehose.protocols.backbone.plugin import parse_endpoint, plugin
+from fyrehose.protocols.backbone.plugin import plugin
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -72,7 +73,7 @@ def test_plugin_provides_the_interface() -> None:
     ],
 )
 def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tuple[str, int]) -> None:
-    assert parse_endpoint(endpoint) == address
+    assert parse_endpoint("backbone", endpoint) == address
 
 
 @pytest.mark.parametrize(

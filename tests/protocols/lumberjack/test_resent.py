@@ -20,9 +20,9 @@ from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import Compressed, Json, Window
 from fyrehose.protocols.lumberjack.ledger import ENTRY, Fingerprints, Ledger, identity
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
-from fyrehose.protocols.lumberjack.routes import routes
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.records import Run, column_of
+from fyrehose.routes import routes
 
 AGE = 600.0
 

@@ -27,6 +27,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.clients import Backoff
+from fyrehose.net.udp import ITrainTransport
 from fyrehose.options import networks
 from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, PushUnconfirmed
 from fyrehose.protocols.backbone.frames import Deliver, Flags, KeepAlive, KeepAliveAck, Push, decode
@@ -34,7 +35,6 @@ from fyrehose.protocols.backbone.gso_batches import Train
 from fyrehose.protocols.backbone.server import BackboneProtocol
 from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
-from fyrehose.protocols.backbone.udp import ITrainTransport
 from fyrehose.records import Delivery, Run
 
 Address = tuple[str, int]

@@ -15,12 +15,12 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
+from fyrehose.net import udp
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.udp import TrainProtocol, UDPPort
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.backbone import udp
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.gso_batches import Train
-from fyrehose.protocols.backbone.udp import TrainProtocol, UDPPort
 
 THERE = ("10.0.0.2", 4000)
 AWAY = ("10.9.9.9", 4000)

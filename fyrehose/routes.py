@@ -1,6 +1,6 @@
 """Choose the stream of an event from strings in it, from its topic, or from the writer's certificate.
 
-    logs.{fields.service}    a string of the event, found by the scanner that finds the topic; nothing is decoded
+    logs.{fields.service}    a string of the event
     {topic}.{certificate}    its topic; the first name in the certificate that the writer has proved to own
 
 The first route decides whose words in braces all have a value, and whose result is a valid name of a stream.  If there

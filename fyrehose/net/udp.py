@@ -16,15 +16,19 @@ that is too large for its path, no buffer space) drops the datagram, is counted,
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
+from functools import partial
+from ipaddress import AddressValueError, IPv4Address
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
+from twisted.application.service import Service
 from twisted.internet import udp
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import CannotListenError, MessageLengthError
 from twisted.internet.interfaces import IReadWriteDescriptor
 from twisted.internet.protocol import DatagramProtocol
@@ -32,12 +36,36 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface, implementer
 
+from fyrehose.errors import ConfigError
+from fyrehose.interfaces import IReloading, Prepared
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
-from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
-from fyrehose.protocols.backbone.gso_batches import Train
+from fyrehose.options import FileContent
+from fyrehose.records import Buffer
 
 log = Logger()
+
+#: The address of a socket: host and port.
+Address = tuple[str, int]
+#: The most bytes of a datagram over IPv4.
+MOST_BYTES = 65_507
+
+
+class DatagramTrain(Protocol):
+    """DatagramTrain of one size in one buffer, a train; the last may be shorter."""
+
+    @property
+    def data(self) -> Buffer: ...
+
+    @property
+    def segment(self) -> int:
+        """Return the size of each datagram but the last, in bytes."""
+
+    @property
+    def size(self) -> int:
+        """Return the size of all datagrams together, in bytes."""
+
+    def datagrams(self) -> Iterable[Buffer]: ...
 
 
 class ITrainTransport(Interface):
@@ -45,7 +73,7 @@ class ITrainTransport(Interface):
 
     waiting = Attribute("The number of trains that wait to be sent.")
 
-    def write_train(train: Train, destination: Address) -> None:
+    def write_train(train: DatagramTrain, destination: Address) -> None:
         """Send *train* at the next :meth:`flush` at the latest."""
 
     def flush() -> None:
@@ -65,7 +93,7 @@ class TrainProtocol(DatagramProtocol):
     counters: Counters
     transport: Any
     #: Send a train to an address, at the next :attr:`flush` at the latest.
-    send: Callable[[Train, Address], None]
+    send: Callable[[DatagramTrain, Address], None]
     #: Send waiting trains until the kernel accepts no more.
     flush: Callable[[], None]
     timers: Timers
@@ -98,7 +126,7 @@ class TrainProtocol(DatagramProtocol):
             self.send, self.flush = transport.write_train, transport.flush
         else:
             self.send, self.flush = self._write_each, lambda: None
-        transport.maxPacketSize = HEADER + MAX_DATA  # Twisted's default truncates datagrams above 8,192 bytes
+        transport.maxPacketSize = MOST_BYTES  # Twisted's default truncates datagrams above 8,192 bytes
         super().makeConnection(transport)
 
     def stopProtocol(self) -> None:
@@ -109,12 +137,25 @@ class TrainProtocol(DatagramProtocol):
         self.timers.start(0, self.turn_over)
         self.datagrams_received(memoryview(datagram), max(len(datagram), 1), addr)
 
-    def _write_each(self, train: Train, destination: Address) -> None:
+    def _write_each(self, train: DatagramTrain, destination: Address) -> None:
         for datagram in train.datagrams():
             try:
                 self.transport.write(datagram, destination)
             except (OSError, MessageLengthError) as error:
                 self.send_failed(error, destination)
+
+    # Called by the service.
+
+    def change(self, settings: Any) -> None:
+        """Use other settings from now on."""
+        raise NotImplementedError
+
+    def drain(self) -> Deferred[None]:
+        """Ignore datagrams from now on; call this before the port stops listening, so that no accepted message is lost.
+
+        :return: a Deferred that fires when all accepted messages are durable, and delivered if the protocol delivers
+        """
+        raise NotImplementedError
 
     def send_failed(self, error: Exception, destination: Address) -> None:
         """Count a datagram that could not be sent, which affects no other destination."""
@@ -198,7 +239,7 @@ class UDPPort(udp.Port):
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._drops = 0
         #: trains, their destinations, and the number of bytes that were sent of each
-        self._queue: deque[tuple[Train, Address, int]] = deque()
+        self._queue: deque[tuple[DatagramTrain, Address, int]] = deque()
         self._congested = False
         self._calls = 0
 
@@ -225,7 +266,7 @@ class UDPPort(udp.Port):
         self.connectionLost()
         return succeed(None)
 
-    def write_train(self, train: Train, destination: Address) -> None:
+    def write_train(self, train: DatagramTrain, destination: Address) -> None:
         """Send *train* at the next :meth:`flush`; the protocol has to respect :meth:`TrainProtocol.congested`."""
         self._queue.append((train, destination, 0))
 
@@ -354,7 +395,7 @@ class UDPPort(udp.Port):
 
     # Sending.
 
-    def _send_some(self, train: Train, destination: Address, sent: int) -> int:
+    def _send_some(self, train: DatagramTrain, destination: Address, sent: int) -> int:
         """Send *train* from byte *sent* on.
 
         :return: the number of bytes that are finished; less than the size of the train only if the kernel has no room
@@ -399,3 +440,60 @@ class UDPPort(udp.Port):
         self._batching = False
         message = "{name}: the kernel does not support batches of datagrams ({error}): using one system call for each"
         log.info(message, name=self.protocol.name, error=str(error))
+
+
+def parse_endpoint(protocol: str, endpoint: str) -> Address:
+    """Parse ``udp:PORT[:interface=IP]``; without an interface the server listens on all of them.
+
+    :raises ConfigError: the endpoint is invalid
+    """
+    found = re.fullmatch(r"udp:([0-9]{1,5})(?::interface=([0-9.]+))?", endpoint)
+    try:
+        if found is not None and int(found[1]) <= 65_535:
+            return str(IPv4Address(found[2] or "0.0.0.0")), int(found[1])
+    except AddressValueError:
+        pass
+    raise ConfigError(
+        f"invalid --listen '{protocol}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
+    )
+
+
+@implementer(IReloading)
+class UDPService(Service):
+    """A service that serves a protocol at one UDP port while it runs."""
+
+    def __init__(self, endpoint: str, port: UDPPort, protocol: TrainProtocol) -> None:
+        self.name = f"{protocol.name} ({endpoint})"
+        self._port = port
+        self._protocol = protocol
+        self.contents: dict[str, FileContent] = {}
+
+    def startService(self) -> Deferred[UDPPort]:
+        """Bind the port and serve.
+
+        :return: a Deferred that fires with the port, or fails with CannotListenError
+        """
+        Service.startService(self)
+        try:
+            self._port.startListening()
+        except CannotListenError as error:
+            return fail(error)
+        return succeed(self._port)
+
+    def fixed(self, settings: Any) -> Collection[str]:
+        """Return the options that a running server cannot change; a hook for subclasses."""
+        return ()
+
+    def prepare(self, settings: Any) -> Prepared:
+        """Return what applies *settings*; there are no files to read first."""
+        return Prepared(partial(self._protocol.change, settings))
+
+    def stopService(self) -> Deferred[None]:
+        """Stop serving.
+
+        :return: a Deferred that fires when accepted messages are durable and delivered, and the port is closed
+        """
+        Service.stopService(self)
+        if not self._port.connected:
+            return succeed(None)
+        return self._protocol.drain().addCallback(lambda _: self._port.stopListening())

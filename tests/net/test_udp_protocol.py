@@ -10,10 +10,10 @@ from twisted.internet.error import MessageLengthError
 from twisted.internet.task import Clock
 
 from fyrehose.net.lifecycle import Timers
+from fyrehose.net.udp import TrainProtocol
 from fyrehose.observe.counters import Counters
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.protocols.backbone.gso_batches import Train
-from fyrehose.protocols.backbone.udp import TrainProtocol
 
 THERE = ("10.0.0.2", 4000)
 AWAY = ("10.9.9.9", 4000)
