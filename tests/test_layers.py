@@ -266,6 +266,7 @@ def test_protocols_name_no_private_member_of_their_shell() -> None:
         "HttpProtocol",
         "LumberjackProtocol",
         "RelinkProtocol",
+        "SyslogProtocol",
     ]
 
 

@@ -230,7 +230,9 @@ class RouteTable:
     def __attrs_post_init__(self) -> None:
         protocol = self.listener.partition("/")[0]
         if protocol not in plugins.names() or "routes" not in attrs.fields_dict(plugins.load(protocol).settings):
-            raise Mistake(f"listener is {self.listener!r}, which has no routes; expected lumberjack", key="listener")
+            raise Mistake(
+                f"listener is {self.listener!r}, which has no routes; expected lumberjack or syslog", key="listener"
+            )
         if "," in self.stream:
             raise Mistake(f"stream is {self.stream!r}; expected a name without commas", key="stream")
 

@@ -107,7 +107,7 @@ class Options(usage.Options):
     def longdesc(self) -> str:
         listeners = "; ".join(f"{name} at {plugins.load(name).default_endpoint}" for name in plugins.names())
         return textwrap.dedent(f"""\
-            A durable message server with six protocols and one journal.  Without --listen it opens a listener of each
+            A durable message server with seven protocols and one journal.  Without --listen it opens a listener of each
             protocol on loopback: {listeners}.  `fyrehose protocols` lists the options of each.
             Example: {self.example} --listen figg=tcp:8119:interface=127.0.0.1
             --option figg.max-connections=500""")

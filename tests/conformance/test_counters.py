@@ -24,6 +24,7 @@ ENDPOINTS = {
     "http": "tcp:0:interface=127.0.0.1",
     "lumberjack": "tcp:0:interface=127.0.0.1",
     "relink": "tcp:0:interface=127.0.0.1",
+    "syslog": "tcp:0:interface=127.0.0.1",
 }
 #: Calls with a string that is the cause of a refusal.
 REFUSING = {"RemoteProtocolError", "refuse", "_refuse", "Dropped", "count_refusal"}
@@ -63,7 +64,7 @@ def test_every_counter_of_a_protocol_is_declared(protocol: str) -> None:
     assert found <= declared(protocol).keys(), found - declared(protocol).keys()
 
 
-@pytest.mark.parametrize("protocol", ["figg", "http", "lumberjack", "relink"])
+@pytest.mark.parametrize("protocol", ["figg", "http", "lumberjack", "relink", "syslog"])
 def test_every_counter_of_tcp_is_declared(protocol: str) -> None:
     found = set(counted(ROOT / "net"))
     assert len(found) > 5, "the calls were recognized"

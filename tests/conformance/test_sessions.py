@@ -32,6 +32,7 @@ from fyrehose.protocols.relink.events import Received
 from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
+from fyrehose.protocols.syslog.session import SyslogServerSession
 from fyrehose.sessions import ByteSession, events_of
 from fyrehose.testing import every_chunking, feed
 from fyrehose.web.session import WebSession
@@ -146,6 +147,7 @@ CASES = {
     SubscriberSession: Case(
         SubscriberSession, from_peer(PublisherSession(Null(), Dialect.BINARY), BUS_EVENT * 3), nothing, one, 1 + 3
     ),
+    SyslogServerSession: Case(SyslogServerSession, b"<1>x\n" * 600, nothing, lambda event: len(event.payloads), 600),
     WebSession: Case(
         WebSession,
         b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n" * 3,

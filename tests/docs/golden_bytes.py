@@ -216,6 +216,16 @@ def _spoken(who: str, data: bytes, *meanings: str) -> Iterator[str]:
         yield f"{who}  {line[:8].hex(' ')}  {line[8:].hex(' '):23}  {what}".rstrip()
 
 
+def _syslog() -> Iterator[str]:
+    yield from ("| meaning | from the sender | from the server |", "|---|---|---|")
+    for meaning, sent, answer in vectors_of("syslog/test_session.py", "GOLDEN"):
+        yield f"| {meaning} | `{_escaped(sent)}` | `{_escaped(answer)}` |"
+
+
+def _escaped(data: bytes) -> str:
+    return data.decode().replace("\n", "\\n")
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "backbone": _backbone,
     "eventbus": _eventbus,
@@ -226,6 +236,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "relink_conversation": _conversation,
     "relink_transaction": _transaction,
     "relink_subscription": _subscription,
+    "syslog": _syslog,
 }
 
 

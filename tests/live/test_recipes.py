@@ -126,15 +126,6 @@ def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def rsyslog() -> tuple[str, dict[str, str]]:
-    """Return the path and the headers of the request of rsyslog's omhttp."""
-    text = (RECIPES / "rsyslog" / "fyrehose.conf").read_text()
-    (action,) = re.findall(r"^action\((.*?)^\)", text, re.DOTALL | re.MULTILINE)
-    chosen = dict(re.findall(r'([\w.]+)="([^"]*)"', action))
-    assert (chosen["server"], chosen["serverport"], chosen["batch.format"]) == ("127.0.0.1", "8117", "newline")
-    return f"/{chosen['restpath']}", {"Content-Type": chosen["httpcontenttype"]}
-
-
 def fluent_bit() -> tuple[str, dict[str, str]]:
     """Return the path and the headers of Fluent Bit's request; json_lines has this content type since version 3.1."""
     (output,) = yaml.safe_load((RECIPES / "fluent-bit" / "fluent-bit.yaml").read_text())["pipeline"]["outputs"]
@@ -155,7 +146,7 @@ def vector() -> tuple[str, dict[str, str]]:
     return url.path, sink["request"]["headers"]
 
 
-@pytest.mark.parametrize("recipe", [rsyslog, fluent_bit, vector])
+@pytest.mark.parametrize("recipe", [fluent_bit, vector])
 def test_requests_of_the_recipe_make_one_message_for_each_event(recipe: Any, start: Any, tmp_path: Path) -> None:
     path, headers = recipe()
     server = start("--data-dir", "data", *HTTP)

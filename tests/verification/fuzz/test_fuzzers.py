@@ -14,7 +14,20 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 harness = import_module("harness")
-FUZZERS = ("figg", "backbone", "journal", "http", "relink", "eventbus", "lumberjack", "patterns", "state", "bounds")
+FUZZERS = (
+    "figg",
+    "backbone",
+    "journal",
+    "http",
+    "relink",
+    "eventbus",
+    "lumberjack",
+    "syslog",
+    "syslog",
+    "patterns",
+    "state",
+    "bounds",
+)
 DECODERS = [
     (fuzzer, name, decoder) for fuzzer in FUZZERS for name, decoder in import_module(f"fuzz_{fuzzer}").DECODERS.items()
 ]

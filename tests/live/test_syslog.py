@@ -1,0 +1,180 @@
+"""Test syslog with rsyslog, syslog-ng and logger against a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.testing.certificates import Authority
+from fyrehose.testing.ports import free_port
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
+
+FYREHOSE = Path(sys.executable).with_name("fyrehose")
+RECIPE = Path(__file__).parents[2] / "deploy" / "recipes" / "rsyslog" / "fyrehose.conf"
+TCP, UDP = ("--listen", "syslog=tcp:0:interface=127.0.0.1"), ("--listen", "syslog=udp:0:interface=127.0.0.1")
+#: How long anything may take on a busy machine, in seconds.
+PATIENCE = 60.0
+#: How rsyslog sends to a server, by the name of the way.
+WAYS = {
+    "udp": 'action(type="omfwd" target="127.0.0.1" port="{port}" protocol="udp")',
+    "lines": 'action(type="omfwd" target="127.0.0.1" port="{port}" protocol="tcp")',
+    "counted": 'action(type="omfwd" target="127.0.0.1" port="{port}" protocol="tcp" TCP_Framing="octet-counted")',
+    "tls": (
+        'global(DefaultNetstreamDriverCAFile="{authority}")\n'
+        'action(type="omfwd" target="127.0.0.1" port="{port}" protocol="tcp" TCP_Framing="octet-counted"'
+        ' StreamDriver="ossl" StreamDriverMode="1" StreamDriverAuthMode="x509/name"'
+        ' StreamDriverPermittedPeers="logs.example.com")'
+    ),
+}
+
+
+def program(name: str) -> str:
+    """Return the path of a program of others, or skip the test."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip(f"a program of others is not installed: {name}")
+    return found
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    """Wait until *condition* returns something true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def records(directory: Path, stream: str = "syslog") -> list[dict[str, Any]]:
+    """Return the records of a stream of a server that has stopped."""
+    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", stream, "--format", "json"]
+    dumped = subprocess.run(words, capture_output=True, check=True, timeout=PATIENCE).stdout
+    return [json.loads(line) for line in dumped.splitlines()]
+
+
+def stored(directory: Path) -> list[str]:
+    """Return the messages of a stream, each without the part before its text."""
+    return [record["payload"].rpartition("app: ")[2] for record in records(directory)]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Return a function that starts programs, which end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def starter(*words: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([str(word) for word in words], stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def rsyslog(run: Any, tmp_path: Path) -> Callable[[str, int], Path]:
+    """Return a function that starts rsyslog with an action, and lets it send a number of lines of a file."""
+
+    def starter(action: str, lines: int) -> Path:
+        file = tmp_path / "in.log"
+        file.write_text("".join(f"line {number}\n" for number in range(1, lines + 1)))
+        tmp_path.joinpath("rsyslog.conf").write_text(
+            f'global(workDirectory="{tmp_path}")\nmodule(load="imfile")\n'
+            f'input(type="imfile" file="{file}" tag="app:")\n{action}\n'
+        )
+        run(program("rsyslogd"), "-n", "-f", tmp_path / "rsyslog.conf", "-i", tmp_path / "rsyslog.pid")
+        return file
+
+    return starter
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_of_rsyslog_arrive_whole_and_in_order(way: str, start: Any, rsyslog: Any, tmp_path: Path) -> None:
+    options = ["--option", "syslog.format=json", "--option", "syslog.routes=logs.{app-name}"]
+    if way == "tls":
+        own = Authority(tmp_path).issue("logs.example.com")
+        options += ["--option", f"syslog.tls-certificate={own.certificate}", "--option", f"syslog.tls-key={own.key}"]
+    server = start("--data-dir", "data", *(UDP if way == "udp" else TCP), *options)
+    authority = tmp_path / "authority.pem"
+    rsyslog(WAYS[way].format(port=server.port("syslog"), authority=authority), 100)
+    until(lambda: len(records(tmp_path, "logs.app")) >= 100, "messages are missing")
+    assert server.stop() == 0
+    found = [json.loads(record["payload"]) for record in records(tmp_path, "logs.app")]
+    assert [each["message"] for each in found] == [f"line {number}" for number in range(1, 101)]
+    assert {(each["facility"], each["severity"], each["app-name"]) for each in found} == {("local0", "notice", "app")}
+
+
+def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog: Any, tmp_path: Path) -> None:
+    """What the server has not answered stays in rsyslog's queue on disk, and is sent again."""
+    port = free_port()
+    listen = ("--data-dir", "data", "--listen", f"syslog=tcp:{port}:interface=127.0.0.1")
+    action = RECIPE.read_text().replace('"2514"', f'"{port}"')
+    assert action.count(f'"{port}"') == 1
+    action = action.replace('"LinkedList"', '"Disk" queue.checkpointInterval="100"')
+    server = start(*listen)
+    file = rsyslog(action, 1)
+    until(lambda: stored(tmp_path), "rsyslog does not send")
+    sent = 1
+    for _ in range(5):
+        with file.open("a") as out:
+            for _ in range(4_000):
+                sent += 1
+                out.write(f"line {sent}\n")
+        time.sleep(0.3)
+        server.stop(signal.SIGKILL)
+        server = start(*listen)
+    until(lambda: f"line {sent}" in stored(tmp_path), "messages are missing")
+    assert server.stop() == 0
+    assert set(stored(tmp_path)) == {f"line {number}" for number in range(1, sent + 1)}
+
+
+@pytest.mark.parametrize(
+    ("words", "listen"),
+    [
+        (["-d"], UDP),
+        (["-T"], TCP),
+        (["-T", "--octet-count"], TCP),
+        (["-T", "--rfc3164"], TCP),
+        (["-d", "--rfc3164"], UDP),
+    ],
+    ids=" ".join,
+)
+def test_message_of_logger_is_stored(words: list[str], listen: tuple[str, ...], start: Any, tmp_path: Path) -> None:
+    server = start("--data-dir", "data", *listen, "--option", "syslog.format=json")
+    place = ("-n", "127.0.0.1", "-P", str(server.port("syslog")), "-t", "app", "-p", "mail.err")
+    subprocess.run([program("logger"), *words, *place, "hello w\u00f6rld"], check=True, timeout=PATIENCE)
+    until(lambda: records(tmp_path), "the message is missing")
+    assert server.stop() == 0
+    (record,) = records(tmp_path)
+    found = json.loads(record["payload"])
+    expected = {"facility": "mail", "severity": "err", "app-name": "app", "message": "hello w\u00f6rld"}
+    assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_messages_of_syslog_ng_are_stored(transport: str, start: Any, run: Any, tmp_path: Path) -> None:
+    server = start("--data-dir", "data", *(UDP if transport == "udp" else TCP), "--option", "syslog.format=json")
+    tmp_path.joinpath("in.log").write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    tmp_path.joinpath("ng.conf").write_text(
+        "@version: 3.38\noptions { stats-freq(0); };\n"
+        f'source s {{ file("{tmp_path}/in.log" follow-freq(1) flags(no-parse) program-override("app")); }};\n'
+        f'destination d {{ syslog("127.0.0.1" transport("{transport}") port({server.port("syslog")})); }};\n'
+        "log { source(s); destination(d); };\n"
+    )
+    files = [f"--{name}={tmp_path / f'ng.{name}'}" for name in ("persist-file", "pidfile", "control")]
+    run(program("syslog-ng"), "-F", "--no-caps", "-f", tmp_path / "ng.conf", *files)
+    until(lambda: len(records(tmp_path)) >= 100, "messages are missing")
+    assert server.stop() == 0
+    found = [json.loads(record["payload"]) for record in records(tmp_path)]
+    assert [each["message"].strip() for each in found] == [f"line {number}" for number in range(1, 101)]
+    assert {each["app-name"] for each in found} == {"app"}
