@@ -65,7 +65,10 @@ class Extra:
     @property
     def installed(self) -> bool:
         """Return whether the package is installed, without importing it."""
-        return find_spec(self.module) is not None
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:  # the package around the module is missing, too
+            return False
 
     @property
     def command(self) -> str:
@@ -89,6 +92,7 @@ class Extra:
 ADMIN = Extra("admin", "prometheus-client", "prometheus_client")
 EVENTBUS = Extra("eventbus", "PyNaCl", "nacl", use="encrypts with")
 LUMBERJACK = Extra("lumberjack", "isal", "isal", use="inflates two and a half times as fast with")
+ZSTD = Extra("http", "backports.zstd", "backports.zstd", use="inflates zstd with")
 NATS = Extra("replication", "nats-py", "nats")
 SPARK = Extra("spark", "pyspark", "pyspark")
 ARROW = Extra("spark", "pyarrow", "pyarrow")

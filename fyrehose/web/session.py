@@ -131,6 +131,11 @@ class RequestBody:
         return 0
 
     @property
+    def more(self) -> bool:
+        """Return whether :meth:`add` can return further events of the pieces that it was given already."""
+        return False
+
+    @property
     def partly_processed(self) -> bool:
         """Return whether events of the incomplete body were returned; if so, the session must not answer by itself."""
         return False
@@ -398,6 +403,11 @@ class WebSession(ByteSession):
         if self._broken:
             return events
         for _ in range(MOST_EVENTS):
+            if exchange.body.more:
+                events += exchange.body.add(b"")
+                if exchange.body.more:
+                    break
+                continue
             try:
                 found = self._reader.next()
             except MalformedRequest as error:
@@ -410,6 +420,8 @@ class WebSession(ByteSession):
                     self.out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
             elif found:
                 events += exchange.body.add(found)
+                if exchange.body.more:
+                    break
             else:
                 exchange.body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.

@@ -66,7 +66,7 @@ def test_every_counter_of_a_protocol_is_declared(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["figg", "http", "lumberjack", "relink", "syslog"])
 def test_every_counter_of_tcp_is_declared(protocol: str) -> None:
-    found = set(counted(ROOT / "net"))
+    found = set(counted(ROOT / "net")) - {"dropped-by-kernel", "receive-error"}  # of UDP
     assert len(found) > 5, "the calls were recognized"
     assert found <= declared(protocol).keys(), found - declared(protocol).keys()
 

@@ -42,6 +42,9 @@ BOUNDARIES = {
     "eventbus.timeout": (
         "tests/conformance/test_eventbus_limits.py::test_a_client_that_does_not_read_is_disconnected_after_the_time_out"
     ),
+    "syslog.max_payload": (
+        "tests/protocols/syslog/test_session.py::test_message_that_is_too_large_does_not_stop_those_behind_it"
+    ),
     "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
     "http.longest_wait": (
         "tests/protocols/http/test_consuming.py::test_a_read_waits_no_longer_than_proxies_do_also_if_it_asks_for_more"

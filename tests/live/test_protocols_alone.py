@@ -76,8 +76,8 @@ def test_the_modules_of_the_protocols_package_import_only_attrs() -> None:
         sys.path.remove(str(ROOT / "tools"))
     graph = runpy.run_path(str(ROOT / "tools" / "import_graph.py"))
     names = {name.partition(".")[0] for module in modules for name in graph["reached"](module)}
-    # isal, if it is installed, replaces zlib for decompression
-    assert names - set(sys.stdlib_module_names) - {"fyrehose"} == {"attrs", "isal"}
+    # isal and backports.zstd are used if they are installed
+    assert names - set(sys.stdlib_module_names) - {"fyrehose"} == {"attrs", "backports", "isal"}
     protocols = ("backbone", "eventbus", "figg", "lumberjack", "relink")
     assert {f"fyrehose.protocols.{name}.frames" for name in protocols} | {"fyrehose.records"} <= modules
     assert not [name for name in modules if name.startswith(("fyrehose.protocols.http", "fyrehose.kernels.native"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 import pylogbeat
 import pytest
 import yaml
+from backports import zstd
 
 from fyrehose.testing.ports import free_port
 
@@ -133,8 +135,7 @@ def fluent_bit() -> tuple[str, dict[str, str]]:
         *("http", "127.0.0.1", 8117),
         "json_lines",
     )
-    assert "compress" not in output
-    return output["uri"], {"Content-Type": "application/x-ndjson"}
+    return output["uri"], {"Content-Type": "application/x-ndjson", "Content-Encoding": output["compress"]}
 
 
 def vector() -> tuple[str, dict[str, str]]:
@@ -143,7 +144,7 @@ def vector() -> tuple[str, dict[str, str]]:
     assert (sink["encoding"]["codec"], sink["framing"]["method"]) == ("json", "newline_delimited")
     url = urlsplit(sink["uri"])
     assert url.netloc == "127.0.0.1:8117"
-    return url.path, sink["request"]["headers"]
+    return url.path, {**sink["request"]["headers"], "Content-Encoding": sink["compression"]}
 
 
 @pytest.mark.parametrize("recipe", [fluent_bit, vector])
@@ -151,7 +152,8 @@ def test_requests_of_the_recipe_make_one_message_for_each_event(recipe: Any, sta
     path, headers = recipe()
     server = start("--data-dir", "data", *HTTP)
     connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=30)
-    connection.request("POST", path, b'{"log":"one"}\n{"log":"two"}\n', headers)
+    pack = {"gzip": gzip.compress, "zstd": zstd.compress}[headers["Content-Encoding"]]
+    connection.request("POST", path, pack(b'{"log":"one"}\n{"log":"two"}\n'), headers)
     answer = connection.getresponse()
     assert (answer.status, json.loads(answer.read())["count"]) == (200, 2)
     connection.close()

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from zope.interface import implementer
 
+from fyrehose.imports import ZSTD
 from fyrehose.interfaces import Abilities, IBroker, IWorkPlugin
 from fyrehose.net.clients import ClientTarget
 from fyrehose.net.endpoints import TCPService
@@ -27,7 +28,7 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[HttpSettings] = HttpSettings
-    abilities: Abilities = Abilities(consumes=True, patterns=True)
+    abilities: Abilities = Abilities(consumes=True, patterns=True, extra=ZSTD)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))

@@ -11,6 +11,7 @@ Manage  -> broker.named -> a JSON object, when the change is durable
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -88,6 +89,13 @@ _STATUS: dict[type[FyrehoseError], int] = {
 }
 
 
+def _header(text: str) -> str:
+    """Convert the name of a header, or nothing, to lower case."""
+    if text and not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", text):
+        raise ValueError("the name of a header, such as X-GitHub-Delivery")
+    return text.lower()
+
+
 @attrs.frozen(kw_only=True)
 class HttpSettings(WebSettings):
     """The options of HTTP listeners."""
@@ -95,6 +103,9 @@ class HttpSettings(WebSettings):
     max_payload: int = option(MAX_PAYLOAD, size, "largest message accepted")
     origins: tuple[str, ...] = option(
         (), origins, "origins whose pages may use this listener, such as https://dash.example; *: all others may read"
+    )
+    key_header: str = option(
+        "", _header, "header that is the key of a message, besides Idempotency-Key, such as X-GitHub-Delivery"
     )
     longest_wait: float = option(
         50.0,
@@ -648,6 +659,11 @@ class HttpFactory(SessionFactory):
 
     def configure(self, settings: HttpSettings) -> None:
         super().configure(settings)
-        self.limits = RequestLimits(message=settings.max_payload, body=settings.max_body, wait=settings.longest_wait)
+        self.limits = RequestLimits(
+            message=settings.max_payload,
+            body=settings.max_body,
+            wait=settings.longest_wait,
+            key_header=settings.key_header,
+        )
         self.hosts = hosts_of(self._endpoint, settings.hosts)
         self.origins = Origins(settings.origins)

@@ -22,7 +22,8 @@ from functools import partial
 import attrs
 
 from fyrehose.broker.signed import is_signed
-from fyrehose.errors import InvalidPattern
+from fyrehose.errors import InvalidPattern, RemoteProtocolError
+from fyrehose.inflate import CODINGS, SLICE, Inflation
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
@@ -61,6 +62,7 @@ LEASE, LONGEST_LEASE = 30, 3_600
 REFUSALS = (
     *WEB_REFUSALS,
     "bad-body",
+    "bad-compression",
     "bad-content-type",
     "bad-key",
     "bad-method",
@@ -198,11 +200,13 @@ class RequestLimits:
     :ivar message: the largest message, in bytes
     :ivar body: the largest body of lines with a Content-Length, in bytes
     :ivar wait: the longest time that it waits for records, in seconds, also if it asks for more
+    :ivar key_header: the lower-case name of a header that is the key of a message without an Idempotency-Key; or empty
     """
 
     message: int
     body: int
     wait: float = LONGEST_WAIT
+    key_header: str = ""
 
 
 @attrs.define(eq=False)
@@ -263,12 +267,63 @@ class Posting(RequestBody):
 
     def _refuse_message(self) -> Iterable[object]:
         """Refuse the rest of a body with a message above the limit, and return the event for it."""
-        detail = f"message exceeds the limit of {self.session.limits.message} bytes"
+        return self.refuse_rest(413, "too-large", f"message exceeds the limit of {self.session.limits.message} bytes")
+
+    def refuse_rest(self, status: int, cause: str, detail: str) -> Iterable[object]:
+        """Refuse the rest of the body, whose first messages may be published already; return the event for it."""
         if not self._partly_processed:
-            return self.session.refuse(413, "too-large", detail)
-        refusal = RequestRefused(status=413, cause="too-large", detail=detail)
+            return self.session.refuse(status, cause, detail)
+        refusal = RequestRefused(status=status, cause=cause, detail=detail)
         self.session.exchange.drop_body(refusal)
         return [BodyRefused(refusal)]
+
+
+@attrs.define(eq=False)
+class InflatedBody(RequestBody):
+    """A compressed body: it is inflated a slice at a time, which then is a piece of *body*."""
+
+    body: Posting
+    inflation: Inflation
+    more: bool = attrs.field(default=False, init=False)
+    _data: bytearray = attrs.field(factory=bytearray, init=False)
+
+    def add(self, data: bytes) -> Iterable[object]:
+        inflation, most = self.inflation, self.body.session.limits.body
+        self._data += data
+        inflation.left += len(data)
+        stop, refusal = inflation.inflated + SLICE, None
+        try:
+            del self._data[: inflation.inflate(self._data, 0, SLICE)]
+        except RemoteProtocolError as error:
+            refusal = 400, "bad-compression", str(error)
+        if inflation.done and (inflation.trailing or self._data):
+            refusal = 400, "bad-compression", "bytes follow the end of the compressed body"
+        if inflation.inflated > most:
+            refusal = 413, "too-large", f"inflated body exceeds the limit of {most} bytes"
+        self.more = inflation.inflated >= stop and not inflation.done and refusal is None
+        piece = bytes(inflation.data)
+        inflation.data.clear()
+        events = [*self.body.add(piece)] if piece else []
+        if refusal is not None and not self.body.session.exchange.refused:
+            events += self.body.refuse_rest(*refusal)
+        return events
+
+    def end(self) -> Iterable[object]:
+        self.inflation.whole = True
+        events = [*self.add(b"")]
+        return events if self.body.session.exchange.refused else [*events, *self.body.end()]
+
+    @property
+    def expected(self) -> int:
+        return max(self.body.expected, self.buffered)
+
+    @property
+    def buffered(self) -> int:
+        return self.body.buffered + len(self._data) + self.inflation.held
+
+    @property
+    def partly_processed(self) -> bool:
+        return self.body.partly_processed
 
 
 @attrs.define(eq=False)
@@ -358,8 +413,11 @@ class HttpSession(WebSession):
         return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: {what} has no parameters")
 
     def _post(self, request: RequestHead) -> Iterable[object]:
-        if "content-encoding" in request.headers:
-            return self.refuse(415, "encoded-body", "encoded body: send it without a Content-Encoding")
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity" and coding not in CODINGS:
+            known = ", ".join(CODINGS)
+            detail = f"encoded body: send it without a Content-Encoding, or with one of {known}"
+            return self.refuse(415, "encoded-body", detail, {"Accept-Encoding": known})
         content_type = request.headers.get("content-type", "")
         kind = content_type.partition(";")[0].strip().lower()
         if kind.startswith("multipart/"):
@@ -367,33 +425,41 @@ class HttpSession(WebSession):
         if content_type and not is_label(content_type):
             detail = f"invalid content type: expected at most {MAX_NAME} bytes without control characters"
             return self.refuse(400, "bad-content-type", detail)
-        key = request.headers.get("idempotency-key")
+        key = request.headers.get("idempotency-key", request.headers.get(self.limits.key_header))
         if key is not None and not (1 <= len(key) <= MAX_NAME and key.isascii()):
-            detail = f"invalid Idempotency-Key: expected 1 to {MAX_NAME} ASCII characters"
+            detail = f"invalid key of a message: expected 1 to {MAX_NAME} ASCII characters"
             return self.refuse(400, "bad-key", detail)
         lines = kind in NDJSONS
         split = split_lengths if kind == LENGTHS else split_lines if lines and key is not None else None
         largest = self.limits.body if lines else self.limits.message
         if split is not None:
             largest = min(KEYED, self.limits.message)
-        if request.length is None or request.length > min(SMALL, largest):
-            judged = self._judge(request, largest)
+        inflate = CODINGS.get(coding)  # None: the body is as it is
+        length = request.length if inflate is None else None
+        if length is None or length > min(SMALL, largest):
+            judged = self._judge(request, largest, length)
             if not isinstance(judged, int):
                 return judged
         whole = not lines or split is not None
-        content = Whole(largest, request.length) if whole else LineBody(self.limits.message)
+        content = Whole(largest, length) if whole else LineBody(self.limits.message)
         stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
         part = partial(PublishPart, request=request, stream=request.path[1], content_type=stored, key=key)
-        self.exchange.body = Posting(self, part, content, split)
+        body = Posting(self, part, content, split)
+        self.exchange.body = body if inflate is None else InflatedBody(body, inflate())
         return ()
 
-    def _judge(self, request: RequestHead, largest: int, event: Manage | None = None) -> int | list[RequestRefused]:
-        """Judge a body that is not small by the head of its request: return its limit, or refuse the request."""
+    def _judge(
+        self, request: RequestHead, largest: int, length: int | None, event: Manage | None = None
+    ) -> int | list[RequestRefused]:
+        """Judge a body that is not small by the head of its request: return its limit, or refuse the request.
+
+        :param length: the length of the body, in bytes; None if it is unknown, or that of the compressed body
+        """
         verdict = largest if self.judge is None else self.judge(request, largest, event)
         if isinstance(verdict, RequestRefused):
             return self.refuse(verdict.status, verdict.cause, verdict.detail, self.elsewhere(verdict.elsewhere))
-        if request.length is not None and request.length > verdict:
-            detail = f"body of {request.length} bytes exceeds the limit of {verdict} bytes"
+        if length is not None and length > verdict:
+            detail = f"body of {length} bytes exceeds the limit of {verdict} bytes"
             return self.refuse(413, "too-large", detail)
         return verdict
 
@@ -413,7 +479,7 @@ class HttpSession(WebSession):
             return (event,)
         largest = self.limits.message if event.action == "settle" else LARGEST  # settling may also publish results
         if request.length is None or request.length > min(SMALL, largest):
-            judged = self._judge(request, largest, event)
+            judged = self._judge(request, largest, request.length, event)
             if not isinstance(judged, int):
                 return judged
             largest = judged

@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import PayloadTooLarge
 from fyrehose.identity import Action
+from fyrehose.inflate import PIECE, WHOLE
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -28,7 +29,6 @@ from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
-from fyrehose.protocols.lumberjack.inflate import PIECE, WHOLE
 from fyrehose.protocols.lumberjack.ledger import EventIdentity, identity
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender

@@ -35,6 +35,7 @@ from typing import ClassVar
 import attrs
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+from fyrehose.inflate import PIECE, Inflation
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.protocols.lumberjack.columns import Columns, Route
 from fyrehose.protocols.lumberjack.frames import (
@@ -56,7 +57,6 @@ from fyrehose.protocols.lumberjack.frames import (
     pairs_of,
     too_large,
 )
-from fyrehose.protocols.lumberjack.inflate import PIECE, Inflation
 from fyrehose.protocols.lumberjack.windows import Windows
 from fyrehose.records import Buffer
 from fyrehose.sessions import ByteSession

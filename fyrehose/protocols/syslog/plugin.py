@@ -31,7 +31,7 @@ class SyslogPlugin:
             return TCPService(reactor, PROTOCOL, endpoint, SyslogFactory(broker, settings, reactor))
         host, number = parse_endpoint(PROTOCOL, endpoint)
         protocol = SyslogDatagrams(broker, settings, reactor)
-        port = UDPPort(number, protocol, host, reactor, settings.receive_buffer)
+        port = UDPPort(number, protocol, host, reactor)
         return UDPService(endpoint, port, protocol)
 
 

@@ -64,7 +64,6 @@ class SyslogSettings(TLSSettings):
     refused: str = option(
         letters.KEEP_FORBIDDEN, letters.choice, "refused messages: close, dead-letter or dead-letter+policy"
     )
-    receive_buffer: int = option(4 << 20, size, "receive buffer of a UDP listener's socket")
 
     def __attrs_post_init__(self) -> None:
         if not 0 < self.max_payload <= MAX_PAYLOAD:

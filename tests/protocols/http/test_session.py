@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
+from collections.abc import Callable
 
 import pytest
+from backports import zstd
 
+from fyrehose.inflate import SLICE
 from fyrehose.protocols.http.session import (
     LENGTHS,
     NDJSON,
@@ -20,6 +25,7 @@ from fyrehose.protocols.http.session import (
     Retire,
 )
 from fyrehose.records import LAST_SEQ
+from fyrehose.sessions import events_of
 from fyrehose.testing import every_chunking
 from fyrehose.web.session import RequestRefused
 
@@ -128,7 +134,7 @@ def test_lines_are_published_before_the_body_is_complete() -> None:
         (request("POST /streams/s/live", body=b""), 405, "bad-method"),
         (request("POST /", body=b""), 405, "bad-method"),
         (request("POST /streams/s"), 411, "length-required"),
-        (request("POST /streams/s", "Content-Encoding: gzip", body=b"x"), 415, "encoded-body"),
+        (request("POST /streams/s", "Content-Encoding: br", body=b"x"), 415, "encoded-body"),
         (request("POST /streams/s", "Content-Type: multipart/form-data; boundary=x", body=b"x"), 415, "multipart-body"),
         (request("POST /streams/s", "Content-Type: " + "x" * 256, body=b"x"), 400, "bad-content-type"),
         (request("POST /streams/s", "Content-Type: " + "\xe9" * 128, body=b"x"), 400, "bad-content-type"),
@@ -355,3 +361,111 @@ def test_bytes_that_are_not_http_are_answered_with_400() -> None:
     session = make()
     session.receive_data(b"\x16\x03\x01 what is this\r\n\r\n")
     assert b"".join(session.data_to_send()).startswith(b"HTTP/1.1 400 ")
+
+
+PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstd.compress}
+
+
+def messages(session: HttpSession, chunks: list[bytes]) -> tuple[list[bytes], object]:
+    """Return the published messages of a request, and its last event."""
+    events = [event for chunk in chunks for event in events_of(session, chunk)]
+    return [each for event in events if isinstance(event, PublishPart) for each in event.payloads], events[-1]
+
+
+@pytest.mark.parametrize("coding", PACK)
+def test_compressed_body_is_published_inflated_in_every_chunking(coding: str) -> None:
+    for body, kind, found in (
+        (b"hello", "text/plain", [b"hello"]),
+        (b"", "text/plain", [b""]),
+        (b"one\ntwo\r\n\nthree", NDJSON, [b"one", b"two", b"three"]),
+    ):
+        head = f"Content-Encoding: {coding.upper()}", f"Content-Type: {kind}"
+        for chunks in every_chunking(request("POST /streams/s", *head, body=PACK[coding](body)), sizes=(1, 7, 64)):
+            assert messages(make(), chunks) == (found, PublishEnd())
+
+
+@pytest.mark.parametrize("coding", PACK)
+def test_compressed_lines_are_inflated_in_slices(coding: str) -> None:
+    body = b"x" * 8 + b"\n"
+    session = HttpSession(None, limits=RequestLimits(message=10, body=1 << 30))
+    data = request(
+        "POST /streams/s", f"Content-Encoding: {coding}", f"Content-Type: {NDJSON}", body=PACK[coding](body * 200_000)
+    )
+    events = session.receive_data(data)
+    turns = 1
+    while session.more:
+        assert (
+            sum(len(each) + 1 for event in events if isinstance(event, PublishPart) for each in event.payloads)
+            <= 2 * SLICE
+        )
+        assert session.buffered <= 2 * SLICE + (8 << 20)
+        events, turns = session.next_events(), turns + 1
+    assert events[-1] == PublishEnd()
+    assert turns >= 200_000 * len(body) // (2 * SLICE)
+
+
+@pytest.mark.parametrize("coding", PACK)
+@pytest.mark.parametrize("kind", ["text/plain", NDJSON])
+def test_bomb_is_refused_once_its_message_is_too_large(coding: str, kind: str) -> None:
+    session = make()
+    head = f"Content-Encoding: {coding}", f"Content-Type: {kind}"
+    data = request("POST /streams/s", *head, body=PACK[coding](bytes(50 << 20)))
+    events = session.receive_data(data)
+    assert [event.cause for event in events if isinstance(event, RequestRefused)] == ["too-large"]
+    assert not session.more
+    assert session.buffered < 1 << 20
+
+
+@pytest.mark.parametrize("coding", PACK)
+def test_damaged_compressed_body_is_refused(coding: str) -> None:
+    packed = PACK[coding](bytes(range(250)))
+    for body in (packed[:-1], packed + b"x", b"no such data", b""):
+        data = request("POST /streams/s", f"Content-Encoding: {coding}", body=body)
+        for chunks in every_chunking(data, sizes=(1, 64)):
+            session = HttpSession(None, limits=RequestLimits(message=1000, body=1000))
+            found, end = messages(session, chunks)
+            assert isinstance(end, RequestRefused)
+            assert (found, end.status, end.cause) == ([], 400, "bad-compression")
+
+
+def test_lines_before_the_damage_of_a_compressed_body_are_published() -> None:
+    packed = zlib.compressobj()
+    begin, damage = packed.compress(b"one\ntwo\n") + packed.flush(zlib.Z_SYNC_FLUSH), b"\xff" * 20
+    head = "Content-Encoding: deflate", f"Content-Type: {NDJSON}"
+    data = request("POST /streams/s", *head, body=begin + damage)
+    found, end = messages(make(), [data[: -len(damage)], damage])
+    assert isinstance(end, BodyRefused)
+    assert (found, end.refusal.cause) == ([b"one", b"two"], "bad-compression")
+
+
+def test_inflated_lines_have_the_limit_of_a_body() -> None:
+    head = "Content-Encoding: gzip", f"Content-Type: {NDJSON}"
+    found, end = messages(make(), [request("POST /streams/s", *head, body=gzip.compress(b"x\n" * 51))])
+    assert isinstance(end, BodyRefused)
+    assert (found, end.refusal.status, end.refusal.cause) == ([b"x"] * 51, 413, "too-large")
+
+
+def test_refusal_of_an_unknown_coding_lists_the_known_ones() -> None:
+    session = make()
+    session.receive_data(request("POST /streams/s", "Content-Encoding: br", body=b"x"))
+    assert b"\r\nAccept-Encoding: gzip, deflate, zstd\r\n" in b"".join(session.data_to_send())
+
+
+def test_body_may_say_that_it_has_no_coding() -> None:
+    data = request("POST /streams/s", "Content-Encoding: identity", body=b"x")
+    assert messages(make(), [data]) == ([b"x"], PublishEnd())
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        (["X-GitHub-Delivery: 1"], "1"),
+        (["X-GitHub-Delivery: 1", "Idempotency-Key: 2"], "2"),
+        (["X-Other: 1"], None),
+    ],
+)
+def test_another_header_may_be_the_key(headers: list[str], key: str | None) -> None:
+    limits = RequestLimits(message=10, body=100, key_header="x-github-delivery")
+    part, _ = HttpSession(None, limits=limits).receive_data(request("POST /streams/s", *headers, body=b"x"))
+    assert isinstance(part, PublishPart)
+    assert part.key == key

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fyrehose.protocols.lumberjack import inflate
+from fyrehose import inflate
+from fyrehose.inflate import ENGINE, PIECE, WHOLE
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
-from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackLimits, LumberjackServerSession
 from fyrehose.testing import every_chunking
 

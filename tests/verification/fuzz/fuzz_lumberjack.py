@@ -20,12 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pure"):
+    from fyrehose import inflate
     from fyrehose.errors import Broken, RemoteProtocolError
+    from fyrehose.inflate import ENGINE, PIECE, WHOLE
     from fyrehose.kernels import NATIVE
     from fyrehose.kernels import lumberjack as kernel
     from fyrehose.kernels.pure import lumberjack as pure
-    from fyrehose.protocols.lumberjack import frames, inflate
-    from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, WHOLE
+    from fyrehose.protocols.lumberjack import frames
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
     from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession, LumberjackWriterSession
     from fyrehose.records import Run

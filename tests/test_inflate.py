@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fyrehose import inflate as module
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.protocols.lumberjack import inflate as module
-from fyrehose.protocols.lumberjack.inflate import ENGINE, PIECE, SLICE, WHOLE, Inflation
+from fyrehose.inflate import ENGINE, PIECE, SLICE, WHOLE, Inflation
 
 
 @pytest.fixture(params=["zlib", "isal"])
