@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from fyrehose.broker.peer import publisher_for
 from fyrehose.errors import Forbidden, FyrehoseError, PayloadTooLarge, PublishError
@@ -49,6 +48,8 @@ REFUSALS = (
     *("bad-header", "bad-trailer", "frame-too-large", "journal-behind", "not-syslog", "receive-error"),
     "truncated-frame",
 )
+#: How long a UDP listener that stops waits until its messages are durable, in seconds.
+DRAIN_TIMEOUT = 10.0
 #: How many hosts of datagrams have their rights remembered.
 HOSTS = 4_096
 
@@ -208,7 +209,7 @@ class SyslogDatagrams(TrainProtocol):
     def drain(self) -> Deferred[None]:
         self.turn_over()
         self._drained = Deferred()
-        self._check_drained()
+        self.timers.start(DRAIN_TIMEOUT if self._unsettled else 0, self._end_drain)
         return self._drained
 
     # Called by the port.
@@ -271,17 +272,13 @@ class SyslogDatagrams(TrainProtocol):
                 self.counters.refuse(self.log, PROTOCOL, "dead-letters", str(runs[0].producer), str(error))
                 self._publish([], [letters.letter(PROTOCOL, runs[0], error)])
 
-    def _settle(self, items: Sequence[Publish], error: Exception | None) -> None:
+    def _settle(self, items: Sequence[Publish]) -> None:
         self._unsettled -= len(items)
-        for item in items if error is not None else ():
-            self._drop(item.runs, error)
-        self._check_drained()
+        if not self._unsettled:
+            self._end_drain()
 
-    def _drop(self, runs: Iterable[Run], error: Exception | None) -> None:
-        if isinstance(error, FyrehoseError):
-            self._count(runs, type(error).__name__, str(error))
-        else:
-            self.log.failure("{protocol}: publishing failed; please report this bug", Failure(error), protocol=PROTOCOL)
+    def _drop(self, runs: Iterable[Run], error: FyrehoseError) -> None:
+        self._count(runs, type(error).__name__, str(error))
 
     def _count(self, runs: Iterable[Run], cause: str, detail: str) -> None:
         """Count the messages of *runs* as dropped, and log it at most once a second."""
@@ -289,6 +286,6 @@ class SyslogDatagrams(TrainProtocol):
             self.counters.refuse(self.log, PROTOCOL, cause, str(run.producer), detail)
             self.counters.add(PROTOCOL, cause, len(run) - 1)
 
-    def _check_drained(self) -> None:
-        if self._drained is not None and not self._drained.called and not self._unsettled:
+    def _end_drain(self) -> None:
+        if self._drained is not None and not self._drained.called:
             self._drained.callback(None)

@@ -280,6 +280,15 @@ class TestDatagrams:
         assert (ended, server.stored()) == ([None], [b"<1>one"])
         port.stopProtocol()
 
+    def test_port_that_stops_waits_for_a_stuck_journal_only_for_a_while(self) -> None:
+        server = make(auto=False)
+        port = server.datagrams()
+        port.datagrams_received(memoryview(b"<1>one"), 6, ("127.0.0.1", 4000))
+        ended: list[None] = []
+        port.drain().addCallback(ended.append)
+        server.clock.advance(10)
+        assert ended == [None]
+
     def test_changed_options_apply_to_the_next_datagrams(self) -> None:
         server = make()
         port = server.datagrams()
