@@ -189,7 +189,7 @@ def boolean(text: str) -> bool:
 
 def name(text: str) -> str:
     """Return *text* if it is a valid name: 1 to 255 bytes of UTF-8."""
-    if not 1 <= len(text.encode(errors="replace")) <= 255:
+    if not 1 <= len(text.encode()) <= 255:
         raise ValueError("a name of 1 to 255 bytes")
     return text
 
@@ -309,7 +309,10 @@ def converted(field: attrs.Attribute[Any], text: str) -> Any:
 
     :raises ValueError: *text* is invalid; the message describes a valid one
     """
-    value = field.metadata["convert"](text)
+    convert = field.metadata["convert"]
+    if not isinstance(convert, FilePath) and any("\ud800" <= each <= "\udfff" for each in text):
+        raise ValueError("text in UTF-8")  # the command line has bytes of another encoding
+    value = convert(text)
     above_zero = field.metadata["above_zero"]
     if above_zero and 0 < value < above_zero:
         raise ValueError(f"0, or at least {shown_value(field, above_zero)}; a number without a unit counts bytes")

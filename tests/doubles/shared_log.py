@@ -29,6 +29,8 @@ class Hub:
     :ivar clock: runs requests and answers later
     :ivar rnd: chooses delays, and which requests and answers are lost
     :ivar loss: the share of requests, and of answers, that is lost
+    :ivar slowest: how long a request, an answer or a message takes at most, in seconds
+    :ivar looked: when the log last did what each server asked for, by the name of the server
     :ivar away: servers that reach nothing at the moment
     :ivar entries: all entries, including those before ``first``, which were purged
     """
@@ -36,6 +38,8 @@ class Hub:
     clock: Any
     rnd: Random = attrs.field(factory=lambda: Random(1))
     loss: float = 0.0
+    slowest: float = 0.05
+    looked: dict[str, float] = attrs.field(factory=dict)
     entries: list[LogEntry] = attrs.field(factory=list)
     first: int = 1
     away: set[str] = attrs.field(factory=set)
@@ -109,9 +113,8 @@ class MemoryLog:
         return self._ask(lambda: self.hub.append(entry, expect))
 
     def extent(self) -> Deferred[EntryRange]:
-        if not self.hub.tells_extent:
-            return Deferred()
-        return self._ask(lambda: self.hub.outdated or EntryRange(self.hub.first, len(self.hub.entries), self.hub.size))
+        hub = self.hub
+        return self._ask(lambda: hub.outdated or EntryRange(hub.first, len(hub.entries), hub.size), hub.tells_extent)
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
         return self._ask(lambda: self.hub.read(number, most))
@@ -141,9 +144,9 @@ class MemoryLog:
         return closed
 
     def _delay(self) -> float:
-        return self.hub.rnd.random() ** 3 * 0.05
+        return self.hub.rnd.random() ** 3 * self.hub.slowest
 
-    def _ask(self, act: Callable[[], Any]) -> Deferred[Any]:
+    def _ask(self, act: Callable[[], Any], arrives: bool = True) -> Deferred[Any]:
         hub = self.hub
         done: Deferred[Any] = Deferred()
         late = hub.clock.callLater(self.timeout, lambda: answer(Failure(Unavailable("no answer"))))
@@ -155,9 +158,10 @@ class MemoryLog:
                 done.callback(result)
 
         def arrive() -> None:
-            if self.name in hub.away or hub.rnd.random() < hub.loss:
+            if not arrives or self.name in hub.away or hub.rnd.random() < hub.loss:
                 return
             try:
+                hub.looked[self.name] = hub.clock.seconds()
                 result = act()
             except Refused:
                 result = Failure()
