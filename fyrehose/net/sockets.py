@@ -20,8 +20,9 @@ READ = 256 << 10
 WAITING = 1_024
 #: Silence of a peer after which the kernel probes whether its machine is there, and the interval of probes, in seconds.
 PROBE_AFTER_S, PROBE_INTERVAL_S = 20, 5
-#: The shortest time in which the machine of a peer must acknowledge data or probes, in seconds.
-LEAST_DEAD_AFTER_S = 45.0
+#: The shortest time in which the machine of a peer must acknowledge data or probes, in seconds.  It begins with the
+#: first data after the machine has vanished, for a live answer by HTTP up to 15 s later: together less than a minute.
+LEAST_DEAD_AFTER_S = 40.0
 
 
 def remove_stale_socket(path: str) -> None:
