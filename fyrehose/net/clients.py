@@ -37,20 +37,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import Broken, Closed, FyrehoseError, LocalProtocolError, RemoteProtocolError
+from fyrehose.net.foreign import BEGINNING, foreign_server
 from fyrehose.net.keepalive import PingsSilentPeer
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.peers import host_of
 from fyrehose.net.several import place_text, servers_of
 
 log = Logger()
-
-#: The first bytes that servers of other protocols send.
-_FOREIGN = (
-    (b"HTTP/", "an HTTP server, such as the http or the admin listener"),
-    (b"\xff\x00\x00\x00\x00\x00\x00\x00", "a ZeroMQ socket, such as the eventbus listener"),
-    (bytes(8), "a relink listener"),
-    (b"\x15\x03", "one that requires TLS"),
-)
 
 
 class WrongProtocol(FyrehoseError):
@@ -310,7 +303,7 @@ class ClientConnection(PingsSilentPeer, Protocol):
     def dataReceived(self, data: bytes) -> None:
         self.heard_at = self.factory.clock.seconds()  # any data shows that the server is alive
         if not self._beginning:
-            self._beginning = data[:16]
+            self._beginning = data[:BEGINNING]
         self.receive(data)
 
     def receive(self, data: bytes) -> None:
@@ -390,10 +383,8 @@ def wrong_protocol(beginning: bytes, error: Exception) -> WrongProtocol:
     :param beginning: the first bytes that it sent
     :param error: the first violation of the client's protocol
     """
-    for first, kind in _FOREIGN:
-        if beginning.startswith(first):
-            return WrongProtocol(f"the server is {kind}")
-    return WrongProtocol(f"the server does not speak the protocol ({error})")
+    kind = foreign_server(beginning)
+    return WrongProtocol(f"the server is {kind}" if kind else f"the server does not speak the protocol ({error})")
 
 
 class Reconnector(Factory):

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.identity import network_of
+from fyrehose.net.foreign import without_tls
 from fyrehose.observe.counters import Counters
 
 #: The shortest time between two log lines about one cause of failed handshakes of one network, in seconds.
@@ -29,10 +30,12 @@ class Handshake:
     log: Logger
     counters: Counters
     _timer: IDelayedCall | None = attrs.field(default=None, init=False)
+    _transport: Any = attrs.field(default=None, init=False)
 
     def begin(self, transport: Any, clock: IReactorTime, timeout: float) -> None:
         """Abort the connection if the handshake is not over within *timeout* seconds."""
         if ISSLTransport.providedBy(transport):
+            self._transport = transport
             self._timer = clock.callLater(timeout, self._time_out, transport)
 
     def end(self) -> bool:
@@ -56,12 +59,13 @@ class Handshake:
             self.counters.add(self.protocol, "handshake-aborted")
             return False
         why = reason_of(reason.value)
+        plain = without_tls(getattr(self._transport, "beginning", b""), self.protocol)
         self.counters.refuse(
             self.log,
             self.protocol,
             "handshake-failed",
             self.peer,
-            why,
+            plain or why,
             apart=f"{network_of(self.peer)} {why}",
             every=LOG_EVERY,
         )
@@ -69,7 +73,8 @@ class Handshake:
 
     def _time_out(self, transport: Any) -> None:
         self._timer = None
-        self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer)
+        plain = without_tls(getattr(transport, "beginning", b""), self.protocol)
+        self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer, plain, apart=self.peer)
         transport.abortConnection()
 
 

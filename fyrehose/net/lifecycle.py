@@ -14,6 +14,8 @@ import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
+from fyrehose.net.foreign import BEGINNING
+
 
 class Phase(Enum):
     """The phases of a connection, from reading to closed."""
@@ -100,12 +102,14 @@ class FirstByte:
     :ivar timeout: the time in seconds, from the end of the TLS handshake if there is one; 0: no limit
     :ivar give_up: called when the time is over
     :ivar awaited: True until the first byte has arrived
+    :ivar beginning: the first bytes, until they prove to be those of the listener's protocol
     """
 
     timers: Timers
     timeout: float
     give_up: Callable[[], object]
     awaited: bool = attrs.field(default=True, init=False)
+    beginning: bytes = attrs.field(default=b"", init=False)
 
     def start(self) -> None:
         """Begin to wait, or give the peer its whole time again; do nothing if the byte has arrived."""
@@ -113,7 +117,7 @@ class FirstByte:
             self.timers.stop(self.give_up)
             self.timers.start(self.timeout, self.give_up)
 
-    def arrived(self) -> None:
-        """Stop waiting."""
-        self.awaited = False
+    def arrived(self, data: bytes) -> None:
+        """Stop waiting, and keep the beginning of *data*."""
+        self.awaited, self.beginning = False, data[:BEGINNING]
         self.timers.stop(self.give_up)

@@ -19,12 +19,11 @@ from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.identity import in_networks, network_of
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.foreign import SIGNATURE, TEXT
 from fyrehose.net.holding import HeldConnection
 from fyrehose.net.peers import host_of, identity_at
 from fyrehose.net.twisted_private import hand_over
 
-#: The beginnings of a header of version 1 and of version 2.
-TEXT, SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"
 #: The longest header of version 1, and the longest rest of one of version 2, in bytes.
 MOST_TEXT, MOST_REST = 107, 4_096
 #: The bytes of the addresses in a header of version 2, by family and transport: none, TCP by IPv4 and IPv6, Unix.

@@ -42,7 +42,8 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker, ISubscription
-from fyrehose.net.handshakes import Handshake
+from fyrehose.net.foreign import foreign_client, spoken
+from fyrehose.net.handshakes import LOG_EVERY, Handshake
 from fyrehose.net.holding import LONGEST
 from fyrehose.net.incoming import SLOWEST, FrameWatch, Reading, WaitingInput
 from fyrehose.net.inflight import Account
@@ -158,6 +159,7 @@ class SessionProtocol(TwistedProtocol):
 
     protocol_name: ClassVar[str]
     log: ClassVar[Logger]
+    speaks: ClassVar[str] = ""  #: HTTP, if the protocol is HTTP, so that no violation is explained by that
     transport: Any  #: ITCPTransport and IConsumer, which Twisted's annotation does not say
     reading: Reading  #: why reading is paused, if it is
     waiting_input: WaitingInput  #: input that waits for a turn of the connection
@@ -234,7 +236,7 @@ class SessionProtocol(TwistedProtocol):
         """Take *data* now, or in turns with the connections of other networks; ignore it once the connection closes."""
         if self.phase is Phase.OPEN:
             if self._first_byte.awaited:
-                self._first_byte.arrived()
+                self._first_byte.arrived(data)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
             turns, share, now = self.turns, self.input_share, self.clock.seconds()
@@ -316,6 +318,8 @@ class SessionProtocol(TwistedProtocol):
             self.account.complete()
         if events:
             self.handle(events)
+            if self.phase is Phase.OPEN and self._first_byte.beginning:
+                self._first_byte.beginning = b""
         expected = self.session.expected
         if expected or before:
             incomplete.received(self._got, expected, self.session.buffered, bool(events))
@@ -508,8 +512,12 @@ class SessionProtocol(TwistedProtocol):
 
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
-        detail = str(error).removeprefix(error.cause).removeprefix(": ")
-        self.broker.counters.refuse(self.log, self.protocol_name, error.cause, self.peer, detail)
+        said = str(error).removeprefix(error.cause).removeprefix(": ")
+        name, beginning = self.protocol_name, self._first_byte.beginning
+        foreign = "" if spoken(beginning) == self.speaks else foreign_client(beginning, name, self.settings)
+        apart, every = f"{self.network} {foreign}", LOG_EVERY if foreign else 1.0
+        refuse = self.broker.counters.refuse
+        refuse(self.log, name, error.cause, self.peer, foreign or said, apart=apart, every=every)
         self._finish_late()
 
     def forbid(self, error: Forbidden) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import attrs
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,7 +20,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
-from twisted.internet.interfaces import IAddress, IOpenSSLServerConnectionCreator, IProtocol, IProtocolFactory
+from twisted.internet.interfaces import (
+    IAddress,
+    IHalfCloseableProtocol,
+    IOpenSSLServerConnectionCreator,
+    IProtocol,
+    IProtocolFactory,
+)
 from twisted.internet.protocol import Factory
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
@@ -28,6 +34,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import Prepared
+from fyrehose.net.foreign import BEGINNING
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 from fyrehose.options import FileContent, file_path, one_of, option, typed
@@ -195,9 +202,10 @@ class PacedConnection(SSL.Connection):
 
     :ivar paused: whether the connection is not read, so that records wait in memory as they were received
     :ivar cut: whether records may wait that no turn is waiting for
+    :ivar ended: whether the peer has closed its sending side, so that no bytes follow those that have arrived
     """
 
-    paused = cut = False
+    paused = cut = ended = False
     _error: SSL.Error | None = None
 
     def __init__(self, context: SSL.Context, protocol: Any) -> None:
@@ -205,18 +213,22 @@ class PacedConnection(SSL.Connection):
         self._protocol = protocol
 
     def bio_write(self, buf: Any) -> int:
+        if not self._protocol.beginning:
+            self._protocol.beginning = bytes(buf[:BEGINNING])
         return super().bio_write(buf) if buf else 0
 
     def recv(self, bufsiz: int, flags: int | None = None) -> bytes:
         """Return the content of the next records, up to RECORDS of them, or as many as exceed *bufsiz* bytes."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._error is not None:
+            self._end(self._error)
         if self.paused:
             self.cut = True
             raise SSL.WantReadError
         began = self._protocol.factory.clock.seconds()
-        pieces = [super().recv(bufsiz, flags)]
+        try:
+            pieces = [super().recv(bufsiz, flags)]
+        except SSL.Error as error:
+            self._end(error)
         size = len(pieces[0])
         try:
             while len(pieces) < RECORDS and size < bufsiz:
@@ -229,12 +241,30 @@ class PacedConnection(SSL.Connection):
         self._protocol.charge(self._protocol.factory.clock.seconds() - began)
         return b"".join(pieces)
 
+    def _end(self, error: SSL.Error) -> NoReturn:
+        """End the input of the connection if *error* is its regular end, behind which the server may write on.
 
+        :raises SSL.Error: none of the records that follow can be read
+        """
+        self._error = None
+        regular = isinstance(error, SSL.ZeroReturnError) or (self.ended and isinstance(error, SSL.WantReadError))
+        if regular and not self._protocol.disconnecting:
+            self._protocol.end_input()
+            raise SSL.WantReadError
+        raise error
+
+
+@implementer(IHalfCloseableProtocol)
 class PacedTLS(BufferingTLSTransport):
-    """TLS that decrypts only while the connection is read, and continues in turns with other networks."""
+    """TLS that decrypts only while the connection is read, and continues in turns with other networks.
+
+    :ivar beginning: the first bytes of the peer, as they were received
+    """
 
     transport: Any
     wrappedProtocol: Any
+    beginning = b""
+    _input_ended = False
 
     @property
     def _connection(self) -> PacedConnection | None:
@@ -256,6 +286,33 @@ class PacedTLS(BufferingTLSTransport):
                 self.wrappedProtocol.turns.ready(self, self.wrappedProtocol.input_share)
         if not self.transport.disconnecting:  # the peer may have ended TLS behind input that waits
             self.transport.resumeProducing()
+
+    def readConnectionLost(self) -> None:
+        """Handle the end of the peer's data behind the records that wait; what it waits for is still sent."""
+        connection = self._connection
+        if connection is not None:
+            connection.ended = True
+            self.dataReceived(b"")  # type: ignore[no-untyped-call]
+            if not (self._input_ended or connection.cut):  # the handshake is incomplete, or TLS is closing
+                self.transport.loseConnection()
+
+    def loseConnection(self) -> None:
+        """Close the connection, without waiting for an answer of a peer that has closed its sending side."""
+        super().loseConnection()
+        if self._connection is not None and self._connection.ended:
+            self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        """Do nothing: the server itself has closed the writing side."""
+
+    def end_input(self) -> None:
+        """Tell the protocol that the peer sends no more, or close the connection if the protocol cannot handle that."""
+        half = IHalfCloseableProtocol(self.wrappedProtocol, None)
+        if half is None:
+            self.loseConnection()
+        elif not self._input_ended:
+            self._input_ended = True
+            half.readConnectionLost()
 
     def charge(self, seconds: float) -> None:
         """Let the peer's network pay for *seconds* of decryption."""

@@ -18,6 +18,7 @@ from fyrehose.broker.signed import is_signed
 from fyrehose.errors import Forbidden, RemoteProtocolError, TokenEnded, TooManySubscriptions
 from fyrehose.identity import Identity, digest
 from fyrehose.net.connections import SessionFactory
+from fyrehose.net.foreign import HTTP
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
@@ -48,6 +49,7 @@ BATCHES = 4
 class WebProtocol(SessionProtocol):
     """The server's side of one HTTP connection; subclasses add a handler for each event of their session."""
 
+    speaks = HTTP
     session: WebSession
     settings: WebSettings
 

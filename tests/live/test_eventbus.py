@@ -362,8 +362,8 @@ def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> N
 def test_garbage_on_a_port_of_the_event_bus_is_logged_with_its_address(serve: Any, bus: Bus) -> None:
     server = serve()
     garbage = (
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "wrong-protocol", "HTTP; connect to the port of the http listener"),
-        (b"\x16\x03\x01\x02\x00\x01\x00", "wrong-protocol", "TLS; the event bus encrypts by CURVE"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "wrong-protocol", "HTTP: connect it to the port of the http"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", "wrong-protocol", "TLS, and eventbus does not expect it here"),
         (bytes(100), "wrong-protocol", "connect a ZeroMQ socket"),
         (b"\x01\x00", "old-zmtp", "ZMTP 1.0, as libzmq 3.2 and older do"),
         (b"\xff" + bytes(8) + b"\x7f\x01\x05\0\0", "old-zmtp", "ZMTP 2.0, as libzmq 3.2 and older do"),

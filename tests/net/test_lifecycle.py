@@ -103,7 +103,7 @@ class TestFirstByte:
         clock, given_up = Clock(), []
         first = FirstByte(Timers(clock), 30.0, lambda: given_up.append(clock.seconds()))
         first.start()
-        first.arrived()
+        first.arrived(b"GET / HTTP/1.1\r\n")
         first.start()
         clock.advance(31.0)
         assert (given_up, first.awaited) == ([], False)

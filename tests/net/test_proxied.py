@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 
 from fyrehose.broker.policy import parse
-from fyrehose.net.proxied import MOST_TEXT, SIGNATURE, ProxiedFactory, parse_header
+from fyrehose.net.foreign import SIGNATURE
+from fyrehose.net.proxied import MOST_TEXT, ProxiedFactory, parse_header
 from fyrehose.net.tls import TLSFactory
 from fyrehose.options import networks
 from fyrehose.testing import Transport

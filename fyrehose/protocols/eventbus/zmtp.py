@@ -33,14 +33,8 @@ MAX_COMMAND, MAX_IDENTITY = 8 << 10, 255
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _LONG_HEAD = struct.Struct(">BQ")
 _SIZE = struct.Struct(">I")
-#: How many bytes tell which other protocol a peer speaks, and the usual ones.
+#: How many bytes tell that a peer speaks another protocol.
 FOREIGN = 4
-_HTTP = "HTTP; connect to the port of the http listener"
-_TLS = "TLS; the event bus encrypts by CURVE: connect without TLS"
-_FOREIGN = {
-    **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN"), _HTTP),
-    **{b"\x16\x03" + bytes((minor, size)): _TLS for minor in range(5) for size in range(4)},
-}
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -321,8 +315,8 @@ class ZmtpSession(ByteSession):
         if start[:1] == b"\1":
             raise _old("1.0")
         if start[:1] not in (b"", b"\xff") and len(start) >= FOREIGN:
-            what = _FOREIGN.get(bytes(start[:FOREIGN]), f"{bytes(start[:FOREIGN])!r}; connect a ZeroMQ socket")
-            raise RemoteProtocolError("wrong-protocol", f"the peer sends {what}")
+            what = f"the peer sends {bytes(start[:FOREIGN])!r}; connect a ZeroMQ socket"
+            raise RemoteProtocolError("wrong-protocol", what)
         if start[:1] != b"\xff":
             return
         if len(start) > 9 and start[9] != 0x7F:

@@ -401,4 +401,4 @@ def test_unknown_peers_are_refused_without_an_exception(log_lines: list[Any]) ->
         peer = Peer.connect(PortFactory(world.factory, kind), world.clock, session=DealerSession())
         peer.send(b"GET / HTTP/1.1\r\n\r\n")
         assert peer.transport.disconnecting
-        assert "HTTP; connect to the port of the http listener" in log_lines[-1]
+        assert "HTTP: connect it to the port of the http or the admin listener" in log_lines[-1]

@@ -107,8 +107,8 @@ def test_malformed_metadata_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("received", "cause", "said"),
     [
-        (b"GET / HTTP/1.1\r\n", "wrong-protocol", "HTTP; connect to the port of the http listener"),
-        (b"\x16\x03\x01\x02\x00\x01", "wrong-protocol", "TLS; the event bus encrypts by CURVE"),
+        (b"GET / HTTP/1.1\r\n", "wrong-protocol", "b'GET '; connect a ZeroMQ socket"),
+        (b"\x16\x03\x01\x02\x00\x01", "wrong-protocol", r"b'\x16\x03\x01\x02'; connect a ZeroMQ socket"),
         (b"nonsense", "wrong-protocol", "b'nons'; connect a ZeroMQ socket"),
         (b"\x01\x00", "old-zmtp", "ZMTP 1.0"),
         (b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00", "old-zmtp", "ZMTP 2.0, as libzmq 3.2 and older do"),

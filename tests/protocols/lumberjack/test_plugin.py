@@ -33,7 +33,7 @@ def test_listener_without_a_certificate_is_plain_tcp(broker: Broker) -> None:
     service.startService()
     (port, factory, _, interface) = reactor.tcpServers[0]
     assert (port, interface) == (5044, "127.0.0.1")
-    assert factory is service.factory
+    assert factory.wrappedFactory is service.factory
     service.stopService()
 
 
