@@ -85,6 +85,12 @@ class Routes:
         values = {**dict(zip(self.fields, strings, strict=True)), TOPIC: topic, CERTIFICATE: certificate}
         return next(filter(None, (route.stream(values) for route in self.routes)), None)
 
+    def miss(self, strings: Sequence[str | None], topic: str | None, certificate: str | None) -> str:
+        """Return why no route fits an event, without any value of it, so that there are few such reasons."""
+        values = {**dict(zip(self.fields, strings, strict=True)), TOPIC: topic, CERTIFICATE: certificate}
+        missing = dict.fromkeys(word for route in self.routes for word in route.words if not values[word])
+        return f"it has no {' and no '.join(missing)}" if missing else "the stream's name would be invalid"
+
 
 def routes(text: str) -> tuple[Route, ...]:
     """Convert the text of the option ``routes``: templates, separated by commas."""

@@ -67,6 +67,15 @@ _SHARED = {
     "late_refused_total": "Records that a request could not settle, return or extend, since the start of the server.",
 }
 
+#: The metrics of the writers of lumberjack: type, name without ``fyrehose_writer_``, help, and the key in the status.
+_WRITERS: tuple[tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, str], ...] = (
+    (CounterMetricFamily, "events", "Events that the writer has sent.", "events"),
+    (CounterMetricFamily, "refused", "Events and connections of the writer that were refused.", "refused"),
+    (CounterMetricFamily, "route_misses", "Events of the writer that no route fits.", "missed"),
+    (GaugeMetricFamily, "connections", "Open connections of the writer.", "connections"),
+    (GaugeMetricFamily, "acknowledged_age_seconds", "Time since its last acknowledgement.", "acknowledged_ago"),
+)
+
 #: Replaces characters in names of peers that control a terminal, or at which a reader of the metrics may end a line or
 #: the text.  The backslash is replaced as well, so that two names never become one.
 _VISIBLE = str.maketrans(
@@ -117,6 +126,7 @@ class Exporter:
         yield from self._journal()
         yield from self._streams()
         yield from self._subscriptions()
+        yield from self._writers()
         budget, stalls = self.broker.budget, self.broker.stalls.count
         used = "Memory charged to the budget: data buffered for peers, and their subscriptions."
         gauges = {
@@ -227,6 +237,17 @@ class Exporter:
             ("age_seconds", "Time since such a program updated its subscription, or the server started.", age),
         ):
             yield _family(GaugeMetricFamily, f"subscription_{name}", text, ("subscription",), values)
+
+    def _writers(self) -> Iterator[Metric]:
+        """Yield the metrics of the writers of lumberjack; the latest ``streams`` of them have series of their own."""
+        writers = self.broker.counters.writers
+        listed = writers.listed()[: self.streams]
+        yield from families({"writers": ("Writers that are remembered.", len(writers))}, {})
+        about = {(each["name"], each["agent"]): 1 for each in listed}
+        yield _family(GaugeMetricFamily, "writer_info", "Beat and version of a writer.", ("writer", "agent"), about)
+        for kind, name, text, key in _WRITERS:
+            values = {(each["name"],): each[key] for each in listed if each[key] is not None}
+            yield _family(kind, f"writer_{name}", text, ("writer",), values)
 
 
 def _members(status: ClusterStatus) -> Iterator[Metric]:

@@ -66,7 +66,7 @@ class Status:
         :param listed: limit of the streams, and of the subscribers, that are listed
         """
         lags = self.sampler.subscriber_lags.lags()
-        budget = self.broker.budget
+        budget, counters = self.broker.budget, self.broker.counters
         now = self.sampler.now()
         return {
             "time": now,
@@ -93,6 +93,7 @@ class Status:
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
             },
             "subscriptions": self._subscriptions(listed),
+            "writers": {"total": len(counters.writers), "listed": counters.writers.listed()[:listed]},
             "refusals": self._refusals(),
             "last_refusals": self._last_refusals(listed),
             "events": self._events(),

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from fyrehose import errors
 from fyrehose.identity import network_of
+from fyrehose.observe.writers import WriterTable
 
 #: Limit of the log lines per second about one cause.
 MOST_LINES = 10
@@ -54,6 +55,7 @@ class Counters:
     :ivar gauges: current values, for example the number of connections
     :ivar peaks: the largest value that each gauge has had
     :ivar recent: the last refusals by protocol, cause and network, the latest last
+    :ivar writers: the writers of lumberjack by name
     :ivar known: the counters of open listeners, also those at 0; the value says whether the counter counts refusals
     """
 
@@ -64,6 +66,9 @@ class Counters:
     peaks: Counter[tuple[str, str]] = attrs.field(factory=Counter, init=False)
     known: dict[tuple[str, str], bool] = attrs.field(factory=dict, init=False)
     recent: OrderedDict[tuple[str, str, str], LastRefusal] = attrs.field(factory=OrderedDict, init=False)
+    writers: WriterTable = attrs.field(
+        default=attrs.Factory(lambda self: WriterTable(lambda: self.seconds()), takes_self=True), init=False
+    )
     #: For each kind of line, in the order of last use: when it was last logged, and how many lines were left out since.
     _logged: OrderedDict[tuple[str, str, str], tuple[float, int]] = attrs.field(factory=OrderedDict, init=False)
     #: For each cause: the second in which lines about it were last logged, and the number of lines in that second.

@@ -91,6 +91,21 @@ def test_metrics_of_a_listener_begin_at_0(watched: Any) -> None:
     assert labelled(scraped(watched.status), "fyrehose_refused_total")["too-many-links", "relink"] == 1
 
 
+def test_writers_have_series_by_name_as_many_as_streams_have(watched: Any) -> None:
+    for number in range(3):
+        writer = watched.broker.counters.writers.connected(f"web-{number}", "filebeat 8.19.0", "10.0.0.1:5000")
+        writer.add(number, 0.0)
+    writer.refused, writer.missed, writer.acknowledged_at = 5, 6, watched.broker.counters.seconds()
+    samples = scraped(watched.status, streams=2)
+    assert labelled(samples, "fyrehose_writers")[()] == 3
+    assert labelled(samples, "fyrehose_writer_info").keys() == {("filebeat 8.19.0", f"web-{n}") for n in (1, 2)}
+    assert labelled(samples, "fyrehose_writer_events_total") == {("web-1",): 1, ("web-2",): 2}
+    assert labelled(samples, "fyrehose_writer_refused_total")["web-2",] == 5
+    assert labelled(samples, "fyrehose_writer_route_misses_total")["web-2",] == 6
+    assert labelled(samples, "fyrehose_writer_connections")["web-2",] == 1
+    assert labelled(samples, "fyrehose_writer_acknowledged_age_seconds").keys() == {("web-2",)}
+
+
 def test_number_of_stream_series_is_limited_and_series_persist(watched: Any) -> None:
     names = ["b", "a", 'quo"teä{}', "d"]
     for name in names:

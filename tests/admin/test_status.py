@@ -41,6 +41,7 @@ def test_status_of_a_new_server(watched: Any) -> None:
     assert status["streams"] == {"total": 0, "matching": 0, "listed": []}
     assert status["subscribers"] == {"total": 0, "lag": 0, "lag_age": 0, "listed": []}
     assert status["protocols"] == status["refusals"] == status["last_refusals"] == []
+    assert status["writers"] == {"total": 0, "listed": []}
     assert status["host"] == socket.gethostname()
     assert status["memory"]["resident"] > 1 << 20
     assert watched.status.ready() == (True, "writable")

@@ -54,6 +54,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker.named.sharing.create("work", ShareOptions(stream="s"), 1)
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
     broker.counters.add("figg", "skipped")
+    broker.counters.writers.connected("web-1", "filebeat 8.19.0", "10.0.0.1:5000").acknowledged_at = 0.0
     clock.advance(1)
     status = Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds, broker))
     families = list(text_string_to_metric_families(metrics.text(metrics.registry(status, 10)).decode()))

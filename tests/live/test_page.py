@@ -101,6 +101,8 @@ def test_the_page_shows_lumberjack_while_events_arrive(page: Page) -> None:
     cells = page.until(lambda: page.rows("#protocols").get("lumberjack"))
     page.until(lambda: page.cell("#protocols", "lumberjack", "published") == "500")
     assert len(cells) == 11
+    assert page.cell("#writers", "127.0.0.1", "events") == "500"
+    assert page.cell("#writers", "127.0.0.1", "acknowledged").endswith(("now", "ago"))
     assert page.cell("#protocols", "lumberjack", "publishers") == "1"
     # at the next sample of the statistics
     page.until(lambda: "ms" in page.cell("#protocols", "lumberjack", "acknowledged in"))

@@ -52,6 +52,18 @@ const COLUMNS = {
     number("delivered", "delivered"),
     { label: "state", value: subscriberState, kind: (each) => (each.paused ? (each.closes_in === null ? "" : "bad") : "dim") },
   ],
+  // Filebeat and other shippers, by lumberjack.
+  writers: [
+    { label: "writer", value: (each) => visible(each.name), show: (each) => protocolLabel(visible(each.name), "lumberjack") },
+    { label: "agent", value: (each) => visible(each.agent) },
+    { label: "address", value: (each) => visible(each.address) },
+    number("connections", "connections"),
+    number("events/s", "rate"),
+    number("events", "events", count, { title: "Since the server started" }),
+    number("acknowledged", "acknowledged_ago", (n) => (n === null ? "–" : ago(n)), { title: "When the writer got its last acknowledgement" }),
+    number("refused", "refused", count, { kind: (each) => (each.refused ? "bad" : "dim") }),
+    number("without a route", "missed", count, { title: "Events that no route fits", kind: (each) => (each.missed ? "bad" : "dim") }),
+  ],
   listeners: [
     { label: "listener", value: (each) => each.name, show: (each) => protocolLabel(each.name, each.protocol) },
     { label: "endpoint", value: (each) => each.endpoint },
@@ -158,6 +170,7 @@ const KEYS = {
   protocols: (each) => each.name,
   streams: (each) => each.name,
   subscribers: (each) => `${each.protocol} ${each.peer} ${each.stream}`,
+  writers: (each) => each.name,
   listeners: (each) => `${each.name} ${each.endpoint}`,
   refusals: (each) => `${each.protocol} ${each.cause}`,
   events: (each) => `${each.protocol} ${each.event}`,
@@ -190,6 +203,10 @@ function showStatus(status) {
   setText("subscribers-count", listed && status.subscribers.total > listed
     ? `${count(status.subscribers.total)}; the ${count(listed)} furthest behind are listed` : count(status.subscribers.total));
   tables.subscribers.show(unique(status.subscribers.listed));
+  const writers = status.writers;
+  setText("writers-count", writers.total > writers.listed.length ? `${count(writers.listed.length)} of ${count(writers.total)}` : "");
+  tables.writers.show(writers.listed);
+  $("writers-card").hidden = !writers.listed.length;
   tables.listeners.show(status.listeners || []);
   tables.refusals.show(status.refusals);
   tables.events.show(status.events);

@@ -19,7 +19,7 @@ from fyrehose.net.clients import Backoff, ServerUnavailable
 from fyrehose.options import shown_size
 
 #: Titles of the columns with text, besides the first column.
-_TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state")
+_TEXTS = ("stream", "cause", "event", "endpoint", "encryption", "access", "state", "agent")
 #: Width from which the table of protocols has all columns.
 ALL_COLUMNS = 110
 #: The longest time until the disk is full that is shown, in seconds; a longer forecast would be meaningless.
@@ -34,8 +34,8 @@ SECOND = 1.1
 def stats(server: RemoteServer, form: str) -> None:
     """Show the status of a running server.
 
-    Shows the journal, protocols, listeners, refused requests, other events that are counted, and subscribers. json: the
-    whole status as one object.
+    Shows the journal, protocols, listeners, writers of lumberjack, refused requests, other events that are counted, and
+    subscribers. json: the whole status as one object.
 
     \b
         fyrehose stats
@@ -149,6 +149,8 @@ def _overview(status: dict[str, Any], everything: bool) -> list[RenderableType]:
     ]
     if everything and status.get("listeners"):
         lines += [Text(), _listeners(status["listeners"])]
+    if everything and status.get("writers", {}).get("listed"):
+        lines += [Text(), _writers(status["writers"]["listed"])]
     if everything and status["refusals"]:
         rows = ((each["protocol"], each["cause"], _count(each["count"])) for each in status["refusals"])
         lines += [Text(), _table(("refused by", "cause", "count"), rows)]
@@ -189,6 +191,21 @@ def _listeners(listeners: list[dict[str, Any]]) -> Table:
         for each in listeners
     )
     return _table(("listener", "endpoint", "encryption", "access", "client\nconnections"), rows)
+
+
+def _writers(listed: list[dict[str, Any]]) -> Table:
+    rows = (
+        (
+            each["name"],
+            each["agent"],
+            *(_count(each[key]) for key in ("connections", "rate", "events")),
+            _time(each["acknowledged_ago"]),
+            *(_count(each[key]) for key in ("refused", "missed")),
+        )
+        for each in listed
+    )
+    heads = ("connections", "events\n/s", "events", "last\nACK", "refused", "without\na route")
+    return _table(("writer", "agent", *heads), rows)
 
 
 def streams_table(listed: list[dict[str, Any]], wide: bool = False) -> Table:

@@ -18,7 +18,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import PayloadTooLarge
+from fyrehose.errors import FyrehoseError, PayloadTooLarge, RemoteProtocolError
 from fyrehose.identity import Action
 from fyrehose.inflate import PIECE, WHOLE
 from fyrehose.interfaces import IBroker
@@ -26,6 +26,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
+from fyrehose.observe.writers import MOST_DECODED, WriterRow, agent_of
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
 from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
@@ -113,6 +114,7 @@ class LumberjackProtocol(SessionProtocol):
         self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
+        self._writer: WriterRow | None = None  #: the row of the table of writers, from the first event on
         self._sender: Sender | None = (
             None  #: finds events that are stored already; None: events that are sent again are stored again
         )
@@ -169,6 +171,8 @@ class LumberjackProtocol(SessionProtocol):
 
     def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
         super().connectionLost(reason)
+        if self._writer is not None:
+            self._writer.connections -= 1
         self._stop_working()
         self._forget_sender()
 
@@ -193,6 +197,7 @@ class LumberjackProtocol(SessionProtocol):
     def published(self, events: tuple[EventRun, ...]) -> None:
         """Publish the events; when they are durable, acknowledge the windows that they complete."""
         runs: list[Run] = []
+        writer = self._writer or self._meet(events[0])
         for event in events:
             run = Run(
                 stream=self.settings.stream if event.stream is None else event.stream,
@@ -212,13 +217,33 @@ class LumberjackProtocol(SessionProtocol):
                 runs.append(run)
         self._publish_new(runs)
         self._update_in_flight()
+        writer.add(sum(map(len, events)), self.broker.counters.seconds())
         if self.factory.routes is not None:
             unrouted = sum(len(event) for event in events if event.stream is None)
             self.broker.counters.add(PROTOCOL, "unrouted", unrouted)
+            writer.missed += unrouted
+
+    def _meet(self, first: EventRun) -> WriterRow:
+        """Return the row of the writer whose *first* events have arrived, by its certificate or ``agent.name``."""
+        name, agent = agent_of(bytes(first.payload[: min(first.sizes[0], MOST_DECODED)]))
+        table = self.broker.counters.writers
+        self._writer = table.connected(self.identity.name or name or self.peer, agent, self.address)
+        return self._writer
 
     def _route(self, topic: str | None, strings: Sequence[str | None]) -> str | None:
         """Return the stream of an event of this writer, or None for the stream of the listener."""
-        stream: str | None = self.factory.routes.stream(strings, topic, self.identity.name)
+        routes, certificate = self.factory.routes, self.identity.name
+        stream: str | None = routes.stream(strings, topic, certificate)
+        why = "" if stream else routes.miss(strings, topic, certificate)
+        if why and why not in self.factory.misses:
+            self.factory.misses.add(why)
+            self.log.warn(
+                "lumberjack: an event of {producer} goes to {stream!r}, because no route fits: {why}; further events "
+                "for this reason are only counted",
+                producer=self.producer,
+                stream=self.settings.stream,
+                why=why,
+            )
         return None if stream == self.settings.stream else stream
 
     handlers = SessionProtocol.handlers | on(tuple, published)
@@ -282,7 +307,27 @@ class LumberjackProtocol(SessionProtocol):
         self.active_at = self.clock.seconds()
         if self.session.out:
             self._acknowledged_at = self.active_at
+            if self._writer is not None:
+                self._writer.acknowledged_at = self.broker.counters.seconds()
             self.flush()
+
+    def keep_refused(self, runs: list[Run], note: Any, error: FyrehoseError, size: int | None = None) -> bool:
+        kept = super().keep_refused(runs, note, error, size)
+        if kept and sum(map(len, runs)) == 1:
+            self._count_refused()
+        return kept
+
+    def refused(self, error: FyrehoseError) -> None:
+        self._count_refused()
+        super().refused(error)
+
+    def drop(self, error: RemoteProtocolError) -> None:
+        self._count_refused()
+        super().drop(error)
+
+    def _count_refused(self) -> None:
+        if self._writer is not None:
+            self._writer.refused += 1
 
     def settle(self, items: Sequence[Publish]) -> None:
         super().settle(items)
@@ -462,6 +507,7 @@ class LumberjackFactory(SessionFactory):
         super().configure(settings)
         self.limits = settings.limits
         self.routes = Routes(settings.routes) if settings.routes else None
+        self.misses: set[str] = set()  #: why no route fitted an event, as far as that is logged
 
     def startFactory(self) -> None:
         """Search the journal for events that writers may send again, because a server may have stopped."""

@@ -71,6 +71,22 @@ def status(**changes: Any) -> dict[str, Any]:
         ],
         "streams": {"total": 9, "matching": 3, "listed": [stream]},
         "subscribers": {"total": 1, "lag": 1234, "listed": [subscriber]},
+        "writers": {
+            "total": 1,
+            "listed": [
+                {
+                    "name": "web\x1b-1",
+                    "agent": "filebeat 8.19.0",
+                    "address": "10.0.0.2:5",
+                    "connections": 2,
+                    "rate": 7.5,
+                    "events": 1_234,
+                    "acknowledged_ago": 65.0,
+                    "refused": 3,
+                    "missed": 4,
+                }
+            ],
+        },
         "refusals": [{"protocol": "lumberjack", "cause": "too-large", "count": 5}],
         "events": [{"protocol": "lumberjack", "event": "resent-dropped", "count": 300}],
     }
@@ -99,6 +115,14 @@ def shown(found: dict[str, Any], *words: str) -> str:
 def targets(server: Answering) -> list[str]:
     """Return the targets of the requests that *server* has got."""
     return [target for _, target, _, _ in server.requests]
+
+
+def test_writers_of_lumberjack_are_listed(server: Answering) -> None:
+    lines = [" ".join(line.split()) for line in run("stats", "--url", server.url).splitlines()]
+    assert "web\\x1b-1 filebeat 8.19.0 2 7.5 1,234 65 s 3 4" in lines
+    before = status()
+    del before["writers"]  # of a server of an earlier version
+    assert "filebeat" not in shown(before, "stats")
 
 
 def test_streams_are_listed_as_a_table(server: Answering) -> None:
