@@ -13,7 +13,7 @@ const LONGEST = 10;
 /** How often loops without an end send a request again. */
 const ENDLESS = { retries: Infinity };
 /** Refusals after which the lease is still the worker's. */
-const KEPT = ["being-settled", "not-leading"];
+const KEPT = ["later", "not-leading"];
 
 /** A server; its constructor is that of `Caller`. */
 export class Fyrehose extends Caller {

@@ -58,6 +58,7 @@ from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.standing import ServerRole
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.named import NamedSubscriptions
+from fyrehose.subscriptions.progress import Creator
 from fyrehose.subscriptions.table import SharedSubscriptions
 
 log = Logger()
@@ -162,9 +163,11 @@ class Broker(Peer):
             self.clock,
             self.journal,
             publish,
-            self.budget,
+            room,
             taken=lambda name: name in self.table.entries,
-            most=self.named_subscriptions,
+            streams=lambda: list(self.largest),
+            admit=self.admit_letter,
+            forget_streams=self.forget_streams,
         )
         self.table.shares = self.shares
         self.table.now = self.shares.now = self.journal.record_time
@@ -427,6 +430,18 @@ class Broker(Peer):
             self.forget_streams(created)
             raise
         return created
+
+    def admit_letter(self, creator: Creator, run: Run) -> list[str]:
+        """Check that the *creator* of a subscription may publish the dead letter *run*, and create its stream.
+
+        :return: the streams that were created
+        :raises Forbidden: the creator may not publish it
+        :raises PublishError: a limit does not allow it
+        """
+        rights = self.identified(creator.identity).rights if creator.host else None
+        if rights is not None and not creator.signed and not rights.permits(Action.PUBLISH, run.stream):
+            raise rights.refusal(Action.PUBLISH, run.stream)
+        return self.create_streams([run], (), None if rights is None else creator.identity)
 
     def forget_streams(self, streams: Iterable[str]) -> None:
         """Forget *streams*, which were created for a publish that is refused."""

@@ -8,7 +8,7 @@ Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, execute, fail, inlineCallbacks
@@ -18,12 +18,15 @@ from fyrehose.broker.policy import EVERY
 from fyrehose.broker.state_stream import Steps
 from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
 from fyrehose.identity import Action
-from fyrehose.interfaces import FileLag, IBroker, INamedSubscriptions
+from fyrehose.interfaces import FileLag, INamedSubscriptions
 from fyrehose.patterns import Pattern
 from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.positions import Position, takes
 from fyrehose.subscriptions.sharing import Sharing
 from fyrehose.subscriptions.subscription import Consumer, Named
+
+if TYPE_CHECKING:
+    from fyrehose.broker.peer import Peer
 
 
 @implementer(INamedSubscriptions)
@@ -58,13 +61,13 @@ class Consuming:
     """
 
     table: NamedSubscriptions
-    peer: IBroker
+    peer: Peer
     network: str = ""
 
     @property
     def sharing(self) -> Sharing:
         assert self.table.shares is not None, "the broker has set it"
-        return Sharing(self.table.shares, self.peer, self.network)
+        return Sharing(self.table.shares, self.peer)
 
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
         """Return the subscription *name*, after checking the rights of the peer and the stream or pattern."""

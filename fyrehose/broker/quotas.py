@@ -25,7 +25,6 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity, network_of
 from fyrehose.net.inflight import InFlight
-from fyrehose.subscriptions.subscription import Named
 
 #: How many streams one peer may create, unless half of ``max_streams`` is less.
 STREAMS = 10_000
@@ -183,19 +182,23 @@ class Subscriptions:
 class NamedRoom:
     """The counts of named subscriptions, and of the streams of patterns, which are charged to the memory budget.
 
-    Every change is counted when it happens, so that the entries never have to be summed.
+    Every change is counted when it happens, so that the entries never have to be summed.  One creator may have half of
+    the places, and half of the memory that all subscriptions may take, which is a quarter of the budget.
 
-    :ivar most: how many subscriptions and streams of patterns there may be together; one network may create half of
-        them
+    :ivar most: how many subscriptions and streams of patterns there may be together
     :ivar counts: how many entries count for each creator
     """
 
     budget: InFlight
     most: int
     counts: FairShare[object] = attrs.field(init=False)
+    memory: FairShare[object] = attrs.field(init=False)
+    #: by subscription: its creator, its entries, and the bytes that were charged for it
+    _counted: dict[object, tuple[str, int, int]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.counts = FairShare(self.most, each=(self.most + 1) // 2)
+        self.memory = FairShare(self.budget.limit // 4, each=self.budget.limit // 8)
 
     def change(self, most: int) -> None:
         """Use another limit from now on; present subscriptions stay."""
@@ -207,50 +210,58 @@ class NamedRoom:
 
         :param creator: a network; empty: the server itself
         """
-        return self.counts.fits(count, creator or None) and 2 * (self.budget.kept + ENTRY * count) <= self.budget.limit
+        kept = 2 * (self.budget.kept + ENTRY * count)
+        return count <= self.counts.room(creator or None) and kept <= self.budget.limit
 
-    def check(self, name: str, creator: str, count: int) -> None:
+    def check(self, name: str, creator: str, count: int, memory: int = 0) -> None:
         """Check that the limits leave room for subscription *name*, which *creator* is about to create.
 
         :param count: 1 for the subscription, and 1 for each stream of its pattern
+        :param memory: what the subscription takes besides, in bytes
         :raises TooManyNamedSubscriptions: the limit of the server or of *creator* is reached
+        :raises NoRoomForSubscription: the memory budget, or the share of *creator*, has no room
         """
-        if self.has(creator, count):
-            return
-        if self.has("", count) or not self.counts.fits(count):
+        if not self.counts.fits(count, creator or None):
             raise TooManyNamedSubscriptions(
                 f"no room for subscription {name!r}, which needs {count} more entries: the server has "
                 f"{self.counts.used} of at most {self.most} entries, {self.counts.used_by(creator)} of them by "
                 f"{creator or 'itself'}, and one address may have half; a subscription is an entry, and so is each "
                 "stream of its pattern; delete some, or raise server.named-subscriptions"
             )
-        raise NoRoomForSubscription(
-            f"the memory budget has no room for subscription {name!r} yet; end others, or raise server.memory"
-        )
+        size = ENTRY * count + memory
+        if not self.memory.fits(size, creator or None) or 2 * (self.budget.kept + size) > self.budget.limit:
+            raise NoRoomForSubscription(
+                f"the memory budget has no room for subscription {name!r}: subscriptions take {self.memory.used} "
+                f"bytes, {self.memory.used_by(creator)} of them those of {creator or 'the server itself'}; end others, "
+                "choose a smaller window, or raise server.memory"
+            )
 
-    def count(self, named: Named) -> None:
-        """Update the count and the memory charge of *named*, whose number of streams may have changed.
+    def count(self, subscription: object, creator: str, places: int, memory: int = 0) -> None:
+        """Update what is counted of *subscription*.
 
-        A subscription that is being deleted counts for its creator until it is forgotten.
+        :param places: 1, and 1 for each stream of its pattern
+        :param memory: what it takes besides, in bytes
         """
-        if named.wanted is not None and named.wanted.creator != named.creator:
-            self.counts.take(named.creator, -named.counted)
-            named.creator, named.counted = named.wanted.creator, 0
-        size = named.size
-        self.counts.take(named.creator, size - named.counted)
-        named.counted = size
-        wanted = ENTRY + PLACE * (size - 1)
-        if wanted < named.charged:
-            self.budget.forget(named.charged - wanted)
-            named.charged = wanted
-        elif self.budget.keep(wanted - named.charged):
-            named.charged = wanted
+        before, places_before, charged = self._counted.get(subscription, (creator, 0, 0))
+        wanted = ENTRY + PLACE * (places - 1) + memory
+        if wanted < charged:
+            self.budget.forget(charged - wanted)
+        elif not self.budget.keep(wanted - charged):
+            wanted = charged
+        if before != creator:
+            self.counts.take(before, -places_before)
+            self.memory.take(before, -charged)
+            places_before = charged = 0
+        self.counts.take(creator, places - places_before)
+        self.memory.take(creator, wanted - charged)
+        self._counted[subscription] = creator, places, wanted
 
-    def forget(self, named: Named) -> None:
-        """Stop counting *named*, which was deleted, and release its memory."""
-        self.counts.give(named.creator, named.counted)
-        self.budget.forget(named.charged)
-        named.counted = named.charged = 0
+    def forget(self, subscription: object) -> None:
+        """Stop counting *subscription*, which was deleted, and release its memory."""
+        creator, places, charged = self._counted.pop(subscription, ("", 0, 0))
+        self.counts.take(creator, -places)
+        self.memory.take(creator, -charged)
+        self.budget.forget(charged)
 
 
 def _keys(identity: Identity) -> list[tuple[str, str]]:

@@ -169,7 +169,7 @@ class NamedSubscriptions:
             named = self._add(Named(name, position, members=members))
         elif named.wanted is None:  # It is being deleted.
             named.wanted = position
-            self.room.count(named)
+            self._count(named)
         named.active = self.now()
         self._checks.start()
         return self._store(named).addCallback(lambda _: named)
@@ -181,8 +181,14 @@ class NamedSubscriptions:
             # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
             named.pattern = Pattern(named.wanted.stream)
             self._patterns.add(named.pattern, named)
-        self.room.count(named)
+        self._count(named)
         return named
+
+    def _count(self, named: Named) -> None:
+        """Count *named*; a subscription that is being deleted counts for its creator until it is forgotten."""
+        if named.wanted is not None:
+            named.creator = named.wanted.creator
+        self.room.count(named, named.creator, 1 + len(named.members or ()))
 
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose patterns match it, with position 0."""
@@ -195,7 +201,7 @@ class NamedSubscriptions:
             # A position that the journal contains already is kept, even if the limit leaves no room for another one.
             if wanted.last(stream) or self.room.has(wanted.creator, 1):
                 members.add(stream)
-                self.room.count(named)
+                self.room.count(named, named.creator, 1 + len(members))
             else:
                 self._leave_out(named, wanted, stream)
 
@@ -426,7 +432,7 @@ class NamedSubscriptions:
         if named.stored is None:
             self._forget(named)
         else:
-            self.room.count(named)
+            self._count(named)
         for each in waiting:
             each.errback(failure)
 
@@ -471,7 +477,7 @@ class NamedSubscriptions:
         if gone and named.members is not None:
             named.members -= gone
             named.full = False
-            self.room.count(named)
+            self._count(named)
             named.wanted = named.wanted and named.wanted.without(gone)
             named.stored = named.stored and named.stored.without(gone)
 

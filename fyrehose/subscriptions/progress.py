@@ -5,34 +5,38 @@
     {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
     {"v": 1, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
      "final": [[4100, 4180], 4190], "dead": [4185], "letters": [[4185, 5, "limit", TIME]],
-     "expired": [], "ends": {"4181": [2, 1]}}                                                        a change
+     "expired": [], "ends": [[4181, 4183, 2, 1]]}                                                    a change
     {"v": 1, "since": 17, "name": "billing", "redriven": 300}                  see SavedShare.redriven
     {"v": 1, "all": [INDEX, COUNT], "shared": {"billing": {...}}}                                    a checkpoint
 
-``ends`` has, by the number of a record, how many of its leases have ended, and how many of them failed.  ``rewind`` in
-a change forgets everything about the stream, and continues behind that number.  ``letters`` has for each dead letter
-its failures, why it became one (``limit``, or the reason that a worker gave with its rejection), and when.
+``ends`` has ranges of records, and for each how many of its leases have ended, and how many of them failed.  ``rewind``
+in a change forgets everything about the stream, and continues behind that number.  ``hold`` has the records that were
+leased at an orderly stop; with it ``reach`` may become lower.  ``letters`` has for each dead letter its failures, why
+it became one (``limit``, or the reason that a worker gave with its rejection), and when.  ``lost`` counts dead records
+that have no copy.
 :mod:`~fyrehose.broker.state_stream` explains how such a stream is replayed.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
+from fyrehose.identity import Identity, network_of
 from fyrehose.records import LAST_SEQ, Record
+from fyrehose.spans import NumberSet, Ranges, Spans
 
 #: The stream of shared subscriptions, and the source of its records.
 STREAM, SOURCE = ".shared", "server-shared"
 VERSION = 1
 #: A checkpoint begins another record when its last record is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
-#: The ways in which a record becomes final.
+#: The ways in which a record becomes final, and the fields of a change that list such records.
 FINAL = ("settled", "dead", "expired")
+_FIELDS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
 #: How many of the latest dead letters of one stream are kept with their details; older ones are only counted.
 KEPT_LETTERS = 20
 
@@ -41,62 +45,44 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 #: The number of a record, its failures, why it became a dead letter, and when, in microseconds since 1970 UTC.
 DeadLetter = tuple[int, int, str, int]
-#: Ranges of records: the first and the last number of each.
-Ranges = list[tuple[int, int]]
+#: How many leases of a record have ended, and how many of them failed.
+Ended = tuple[int, int]
 
 
-class FinalNumbers:
-    """The numbers of the final records of a stream: all up to a floor, and ranges above the floor."""
+@attrs.frozen(kw_only=True)
+class Creator:
+    """The peer that created a subscription, whose rights and quotas apply to its dead letters.
 
-    def __init__(self, floor: int = 0, above: Iterable[tuple[int, int]] = ()) -> None:
-        self.floor = floor
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
-        for first, last in above:
-            self.add(first, last)
+    :ivar host: its address; empty: the server itself
+    :ivar signed: whether its rights came from a signed token, which ends long before the subscription; then its rights
+        are those that it had when it created the subscription
+    """
 
-    def __contains__(self, seq: int) -> bool:
-        at = bisect_right(self._firsts, seq) - 1
-        return seq <= self.floor or (at >= 0 and seq <= self._lasts[at])
+    host: str = ""
+    certificates: tuple[str, ...] = ()
+    key: str | None = None
+    token: str | None = attrs.field(default=None, repr=False)
+    signed: bool = False
 
-    def above(self) -> list[tuple[int, int]]:
-        """Return the ranges of final numbers above the floor, in ascending order."""
-        return list(zip(self._firsts, self._lasts, strict=True))
+    @classmethod
+    def of(cls, identity: Identity) -> Creator:
+        signed = identity.signed is not None
+        return cls(
+            host=identity.host,
+            certificates=identity.certificates,
+            key=identity.key,
+            token=identity.token,
+            signed=signed,
+        )
 
-    def all(self) -> Ranges:
-        """Return all ranges of final numbers, beginning with the range up to the floor."""
-        return ([(1, self.floor)] if self.floor else []) + self.above()
+    @property
+    def identity(self) -> Identity:
+        return Identity(host=self.host, certificates=self.certificates, key=self.key, token=self.token)
 
-    def reaches(self, seq: int) -> bool:
-        """Return whether *seq* or a later number is final."""
-        return seq <= self.floor or bool(self._lasts and seq <= self._lasts[-1])
-
-    def add(self, first: int, last: int) -> int:
-        """Add the numbers from *first* to *last*, and return how many of them are new."""
-        first = max(first, self.floor + 1)
-        if first > last:
-            return 0
-        begin = bisect_right(self._firsts, first)
-        if begin and self._lasts[begin - 1] >= first - 1:
-            begin -= 1
-        end, known, low, high = begin, 0, first, last
-        while end < len(self._firsts) and self._firsts[end] <= last + 1:
-            known += max(0, min(last, self._lasts[end]) - max(first, self._firsts[end]) + 1)
-            low, high = min(low, self._firsts[end]), max(high, self._lasts[end])
-            end += 1
-        self._firsts[begin:end], self._lasts[begin:end] = [low], [high]
-        if low == self.floor + 1:
-            self.floor = high
-            del self._firsts[0], self._lasts[0]
-        return last - first + 1 - known
-
-    def gaps(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges from *first* to *last* that are not final."""
-        at = max(first, self.floor + 1)
-        for begin, end in [*self.above(), (last + 1, last + 1)]:
-            if at <= min(begin - 1, last):
-                yield at, min(begin - 1, last)
-            at = max(at, end + 1)
+    @property
+    def network(self) -> str:
+        """Return the network of the peer, for which the subscription counts; empty: the server itself."""
+        return network_of(self.host) if self.host else ""
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +96,6 @@ class ShareOptions:
     :ivar most: how many records one consumer may hold
     :ivar dead: the stream of the dead letters; None: they are only counted
     :ivar key: records of the same key are handled in order: ``topic``, ``producer``, a member of JSON objects, or None
-    :ivar creator: the network of the peer that created it
     """
 
     stream: str
@@ -121,7 +106,12 @@ class ShareOptions:
     most: int = 100
     dead: str | None = None
     key: str | None = None
-    creator: str = ""
+    creator: Creator = attrs.field(factory=Creator, eq=False)
+
+    @classmethod
+    def unpacked(cls, fields: Mapping[str, Any]) -> ShareOptions:
+        creator = {**fields["creator"], "certificates": tuple(fields["creator"]["certificates"])}
+        return cls(**{**fields, "creator": Creator(**creator)})
 
 
 @attrs.define
@@ -129,43 +119,45 @@ class StreamProgress:
     """The progress of a subscription in one stream.
 
     :ivar reach: no record with a higher number was ever leased
-    :ivar ends: for each record that is not final: how many of its leases have ended, and how many of them failed
+    :ivar hold: the records that were leased at an orderly stop; None: all up to *reach* may have been
+    :ivar ends: for records that are not final: how many of their leases have ended, and how many of them failed
     :ivar counts: how many records became final in each of the ways of :data:`FINAL`
     :ivar letters: the details of the last dead letters
+    :ivar lost: how many dead records have no copy, because their dead letter was refused for good
     """
 
-    final: FinalNumbers = attrs.field(factory=FinalNumbers)
+    final: NumberSet = attrs.field(factory=NumberSet)
     reach: int = 0
-    ends: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+    ends: Spans[Ended] = attrs.field(factory=Spans)
     counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(FINAL, 0))
     letters: list[DeadLetter] = attrs.field(factory=list)
+    lost: int = 0
+    hold: Ranges | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Return whether any record was leased or is final since the subscription was created."""
+        return self.reach > self.final.floor or any(self.counts.values())
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Update the progress by *change*, the fields of a record in the stream ``.shared``."""
         if "rewind" in change:
-            self.final, self.reach, self.ends = FinalNumbers(change["rewind"]), change["rewind"], {}
-        for kind, name in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
-            for first, last in _pairs(change.get(kind, ())):
-                self.end(name, first, last)
-                self._forget_ends(first, last)
+            self.final, self.reach, self.ends = NumberSet(change["rewind"]), change["rewind"], Spans()
+            self.hold = None
+        for kind, name in _FIELDS:
+            for first, last in pairs(change.get(kind, ())):
+                self.counts[name] += self.final.add(first, last)
+                if self.ends:
+                    self.ends.remove(first, last)
         self.reach = max(self.reach, change.get("reach", 0))
+        if "hold" in change:
+            self.reach, self.hold = change["reach"], list(pairs(change["hold"]))
+        self.lost += change.get("lost", 0)
         if "letters" in change:
             self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
-        for seq, (deliveries, failures) in change.get("ends", {}).items():
-            if int(seq) not in self.final:
-                self.ends[int(seq)] = deliveries, failures
-
-    def _forget_ends(self, first: int, last: int) -> None:
-        known = self.ends
-        for seq in range(first, last + 1) if last - first < len(known) else [s for s in known if first <= s <= last]:
-            known.pop(seq, None)
-
-    def end(self, how: str, first: int, last: int) -> None:
-        """Make the records from *first* to *last* final, and count those that were not.
-
-        :param how: one of :data:`FINAL`
-        """
-        self.counts[how] += self.final.add(first, last)
+        for first, last, deliveries, failures in change.get("ends", ()):
+            for low, high in self.final.gaps(first, last):
+                self.ends.set(low, high, (deliveries, failures))
 
     def packed(self) -> dict[str, Any]:
         """Return the progress as an object for JSON, in the form that a checkpoint stores."""
@@ -173,18 +165,25 @@ class StreamProgress:
             "floor": self.final.floor,
             "above": self.final.above(),
             "reach": self.reach,
-            "ends": {str(seq): end for seq, end in self.ends.items()},
+            "ends": [(span.first, span.last, *span.state) for span in self.ends],
             "counts": list(self.counts.values()),
             "letters": self.letters,
+            "lost": self.lost,
+            "hold": self.hold,
         }
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> StreamProgress:
         """Return the progress that the *fields* of :meth:`packed` describe."""
-        final = FinalNumbers(fields["floor"], [(first, last) for first, last in fields["above"]])
-        ends = {int(seq): (deliveries, failures) for seq, (deliveries, failures) in fields["ends"].items()}
+        final = NumberSet(fields["floor"], [(first, last) for first, last in fields["above"]])
         counts = dict(zip(FINAL, fields["counts"], strict=True))
-        return cls(final, fields["reach"], ends, counts, list(map(_letter, fields["letters"])))
+        letters = list(map(_letter, fields["letters"]))
+        found = cls(final, fields["reach"], counts=counts, letters=letters, lost=fields["lost"])
+        if fields["hold"] is not None:
+            found.hold = list(pairs(fields["hold"]))
+        for first, last, deliveries, failures in fields["ends"]:
+            found.ends.set(first, last, (deliveries, failures))
+        return found
 
 
 @attrs.define
@@ -207,6 +206,17 @@ class SavedShare:
     def progress(self, stream: str) -> StreamProgress:
         return self.streams.setdefault(stream, StreamProgress())
 
+    def apply(self, change: Mapping[str, Any]) -> None:
+        """Update the state by *change*, the fields of a record."""
+        if "epoch" in change:  # A server begins to lease.
+            self.epoch = max(self.epoch, change["epoch"])
+            for progress in self.streams.values():
+                progress.hold = None
+        self.paused = change.get("paused", self.paused)
+        self.redriven = max(self.redriven, change.get("redriven", 0))
+        if "stream" in change:
+            self.progress(change["stream"]).apply(change)
+
     def packed(self) -> dict[str, Any]:
         """Return the fields that a checkpoint stores, for JSON; :meth:`unpacked` reads them."""
         streams = {name: progress.packed() for name, progress in self.streams.items()}
@@ -221,8 +231,15 @@ class SavedShare:
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> SavedShare:
         streams = {name: StreamProgress.unpacked(progress) for name, progress in fields["streams"].items()}
-        options = ShareOptions(**fields["options"])
+        options = ShareOptions.unpacked(fields["options"])
         return cls(options, fields["epoch"], fields["paused"], streams, fields["redriven"])
+
+    @classmethod
+    def created(cls, fields: Mapping[str, Any]) -> SavedShare:
+        """Return the state after the record with *fields*, which creates the subscription."""
+        streams = {stream: StreamProgress(NumberSet(seq), seq) for stream, seq in fields["floors"].items()}
+        options = ShareOptions.unpacked(fields["set"])
+        return cls(options, fields["epoch"], streams=streams, redriven=fields["redriven"])
 
 
 @attrs.define
@@ -265,28 +282,19 @@ class SavedShares:
         if "set" in fields:
             self.shares.pop(name, None)
             if fields["set"] is not None:
-                share = self.shares[name] = SavedShare(ShareOptions(**fields["set"]), fields.get("epoch", 0))
-                share.redriven = fields.get("redriven", 0)
-                share.streams = {
-                    stream: StreamProgress(FinalNumbers(seq), seq) for stream, seq in fields["floors"].items()
-                }
-            return False
-        changed = self.shares.get(name)
-        if changed is not None:
-            changed.epoch = max(changed.epoch, fields.get("epoch", 0))
-            changed.paused = fields.get("paused", changed.paused)
-            changed.redriven = max(changed.redriven, fields.get("redriven", 0))
-            if "stream" in fields:
-                changed.progress(fields["stream"]).apply(fields)
+                self.shares[name] = SavedShare.created(fields)
+        elif name in self.shares:
+            self.shares[name].apply(fields)
         return False
 
 
-def pack(name: str, since: int, **fields: object) -> bytes:
+def pack(name: str, since: int, fields: Mapping[str, object]) -> bytes:
     """Return the payload of a record of a change of the subscription *name*.
 
     :param since: number of the last checkpoint
+    :raises ValueError: a text cannot be encoded
     """
-    return _dumped({"v": VERSION, "since": since, "name": name, **fields})
+    return dumped({"v": VERSION, "since": since, "name": name, **fields})
 
 
 def pack_checkpoint(shares: Mapping[str, SavedShare], size: int = RECORD_SIZE) -> list[bytes]:
@@ -299,20 +307,9 @@ def pack_checkpoint(shares: Mapping[str, SavedShare], size: int = RECORD_SIZE) -
             pieces.append({})
             filled = 0
         pieces[-1][name] = packed
-        filled += len(_dumped(packed))
+        filled += len(dumped(packed))
     count = len(pieces)
-    return [_dumped({"v": VERSION, "all": [index, count], "shared": piece}) for index, piece in enumerate(pieces)]
-
-
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return *ranges* in ascending order; those that overlap or follow each other become one."""
-    found: Ranges = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(last, found[-1][1])
-        else:
-            found.append((first, last))
-    return found
+    return [dumped({"v": VERSION, "all": [index, count], "shared": piece}) for index, piece in enumerate(pieces)]
 
 
 def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:
@@ -320,7 +317,11 @@ def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, in
     return [first if first == last else (first, last) for first, last in ranges]
 
 
-def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
+def pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges that :func:`packed_ranges` has packed.
+
+    :raises ValueError: a range is invalid
+    """
     for each in ranges:
         first, last = (each, each) if isinstance(each, int) else each
         if not 0 < first <= last <= LAST_SEQ:
@@ -328,13 +329,17 @@ def _pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
+def dumped(fields: Mapping[str, object]) -> bytes:
+    """Return *fields* as JSON.
+
+    :raises ValueError: a text cannot be encoded
+    """
+    return _encode(fields).encode()
+
+
 def _letter(fields: Any) -> DeadLetter:
     seq, failures, why, time = fields
     return seq, failures, why, time
-
-
-def _dumped(fields: Mapping[str, object]) -> bytes:
-    return _encode(fields).encode()
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 import attrs
 
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run, is_label
+from fyrehose.subscriptions.pool import Item, WorkOutcome
 from fyrehose.subscriptions.progress import packed_ranges
-from fyrehose.subscriptions.work import Item, WorkOutcome
 
 #: How many records one request may settle or return.
 MOST_SETTLED = 10_000
@@ -65,8 +65,8 @@ def settling(fields: dict[str, Any]) -> Settling:
         if not isinstance(listed, list):
             raise ValueError(f'expected a list for "{kind}"')
         for each in listed:
-            items += (found := list(_items(kind, each, left)))
-            left -= sum(item.last - item.first + 1 for item in found)
+            items.append(_item(kind, each, left))
+            left -= len(items[-1])
     results = fields.get("publish", [])
     if not isinstance(results, list) or len(results) > MOST_RESULTS:
         raise ValueError(f'expected a list of at most {MOST_RESULTS} messages for "publish"')
@@ -103,11 +103,8 @@ def answer_to(work: Settling, pattern: bool, outcome: WorkOutcome) -> dict[str, 
     return answer
 
 
-def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
-    """Parse ``[seq, token]`` or ``[[first, last], token]``, perhaps with a stream before and options behind.
-
-    A range of records that are done becomes one item; all other records become one item each.
-    """
+def _item(kind: str, each: Any, most: int) -> Item:
+    """Parse ``[seq, token]`` or ``[[first, last], token]``, perhaps with a stream before and options behind."""
     expected = f'expected [7, "3.1"] or [[7, 9], "3.1"] in "{kind}", not {each!r:.80}'
     if not isinstance(each, list):
         raise ValueError(expected)
@@ -123,10 +120,7 @@ def _items(kind: str, each: Any, most: int) -> Iterator[Item]:
         raise ValueError(f"one request settles or returns at most {MOST_SETTLED} records")
     delay = None if options.get("delay") is None else seconds_of(options["delay"], "delay", LONGEST_DELAY)
     why = text_of(options, "why") if options.get("why", "") != "" else ""
-    token = _token(rest[1])
-    step = last - first + 1 if kind == "done" else 1
-    for seq in range(first, last + 1, step):
-        yield Item(kind, seq, seq + step - 1, token, stream, delay, why)
+    return Item(kind, first, last, _token(rest[1]), stream, delay, why)
 
 
 def _token(text: object) -> tuple[int, int]:

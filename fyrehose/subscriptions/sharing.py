@@ -13,16 +13,15 @@ from itertools import islice
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, inlineCallbacks
+from twisted.internet.defer import Deferred, fail, maybeDeferred
 
-from fyrehose.broker.state_stream import Steps
-from fyrehose.errors import FyrehoseError, InvalidPosition, SubscriptionConflict
+from fyrehose.errors import InvalidPosition, SubscriptionConflict
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
-from fyrehose.subscriptions.progress import FINAL, ShareOptions
+from fyrehose.subscriptions.pool import Item
+from fyrehose.subscriptions.progress import FINAL, Creator, ShareOptions
 from fyrehose.subscriptions.table import LeasedRun, SharedSubscription, SharedSubscriptions
-from fyrehose.subscriptions.work import Item
 
 #: How many leases, and how many dead letters, of one subscription are shown at most.
 MOST_LEASES, MOST_LETTERS = 1_000, 100
@@ -33,12 +32,10 @@ class Sharing:
     """The shared subscriptions as one peer may use them, after each request was checked against the peer's rights.
 
     :ivar peer: a :class:`~fyrehose.broker.peer.Peer`
-    :ivar network: the network of the peer; empty: the server itself
     """
 
     table: SharedSubscriptions
     peer: Any
-    network: str = ""
 
     def find(self, name: str) -> SharedSubscription:
         """Return the subscription *name*.
@@ -52,29 +49,32 @@ class Sharing:
         self.peer.check(Right.CONSUME, shared.options.stream)
         return shared
 
-    @inlineCallbacks
-    def create(self, name: str, options: ShareOptions, first: int) -> Steps[SharedSubscription]:
+    def create(self, name: str, options: ShareOptions, first: int) -> Deferred[SharedSubscription]:
         """Create the subscription *name*, which begins with record *first* of each stream.
 
         :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError, a PublishError
             or Forbidden
         """
+        return maybeDeferred(self._create, name, options, first)
+
+    def _create(self, name: str, options: ShareOptions, first: int) -> Deferred[SharedSubscription]:
         for right in (Right.SUBSCRIBE, Right.CONSUME):
             self.peer.check(right, options.stream)
-        if options.dead is not None:
-            if options.dead.startswith("."):
-                raise SubscriptionConflict(f"stream {options.dead[:80]!r} is one of the server's own: use another")
-            self.peer.check(Right.PUBLISH, options.dead)
+        dead = options.dead
+        if dead is not None:
+            if dead.startswith("."):
+                raise SubscriptionConflict(f"stream {dead[:80]!r} is one of the server's own: use another")
+            self.peer.check(Right.PUBLISH, dead)
         streams = [options.stream]
         if options.pattern:
             pattern = Pattern.of_peer(options.stream)
             ends = self.table.journal.ends()
-            streams = [each for each in ends if pattern.covers(each) and each != options.dead and each[0] != "."]
+            streams = [each for each in ends if pattern.covers(each) and each != dead and each[0] != "."]
         elif first > self.table.journal.bounds(options.stream)[1] + 1:
             first = 1  # a number beyond the end is of another journal
         floors = {stream: self._floor(stream, first) for stream in streams}
-        shared: SharedSubscription = yield self.table.create(name, attrs.evolve(options, creator=self.network), floors)
-        return shared
+        creator = Creator() if self.peer.rights is None else Creator.of(self.peer.rights.identity)
+        return self.table.create(name, attrs.evolve(options, creator=creator), floors)
 
     def _floor(self, stream: str, first: int) -> int:
         oldest, last = self.table.journal.bounds(stream)
@@ -100,14 +100,14 @@ class Sharing:
         """Settle, extend or return *items*, and publish *runs* in the same commit."""
         for item in items:
             stream = item.stream or shared.options.stream
-            if stream not in shared.work.lanes:
+            if stream not in shared.pool.lanes:
                 detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
                 return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
         return self.table.act(shared, items, consumer, runs, self.peer.publish)
 
     def rewind(self, shared: SharedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
         """Set the position in every stream to *seq* (None: to the stream's end), or to its number in *seq*."""
-        lanes, bounds = shared.work.lanes, self.table.journal.bounds
+        lanes, bounds = shared.pool.lanes, self.table.journal.bounds
         numbers = seq if isinstance(seq, Mapping) else {each: bounds(each)[1] if seq is None else seq for each in lanes}
         for stream, number in numbers.items():
             if stream not in lanes or number > bounds(stream)[1]:
@@ -121,10 +121,7 @@ class Sharing:
 
     def redrive(self, shared: SharedSubscription) -> Deferred[tuple[int, int]]:
         """Publish dead letters to their streams again; see :meth:`SharedSubscriptions.redrive`."""
-        try:
-            self.peer.check(Right.SUBSCRIBE, shared.options.dead or shared.options.stream)
-        except FyrehoseError as refusal:
-            return fail(refusal)
+        self.peer.check(Right.SUBSCRIBE, shared.options.dead or shared.options.stream)
         return self.table.redrive(shared, self.peer.publish)
 
     def show(self, shared: SharedSubscription) -> dict[str, object]:
@@ -142,35 +139,35 @@ class Sharing:
 
 def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str, object]:
     """Return the state of *shared* as an object for JSON, at a cost that does not grow with the number of records."""
-    options, group, lanes = shared.options, shared.group, list(shared.work.lanes.values())
-    delayed = sum(lane.delayed() for lane in lanes)
-    age = table.lags.of(shared)[1]
-    held = group.in_grace() and any(lane.hold > lane.progress.final.floor for lane in lanes)
+    options, pool, lanes = shared.options, shared.pool, list(shared.pool.lanes.values())
+    counts = {f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL}
+    held = pool.hold_until - pool.now() if pool.holds else 0.0
     return {
         "name": shared.name,
         "kind": "shared",
         "stream": options.stream,
         "pattern": options.pattern,
         "streams": len(lanes),
+        "streams_left_out": len(shared.left_out),
         "lease": options.lease,
         "limit": options.limit,
         "window": options.window,
         "most": options.most,
         "dead": options.dead,
         "key": options.key,
-        "epoch": group.epoch,
-        "paused": group.paused,
+        "epoch": pool.epoch,
+        "paused": pool.paused,
         "lag": sum(max(0, lane.bounds()[1] - lane.seen) for lane in lanes),
-        "in_flight": group.leased,
-        "waiting": max(0, group.open - group.leased - delayed),
-        "delayed": delayed,
-        # Until then, records that may have been leased before the start wait for their workers.
-        "held_until": table.now() + round(1e6 * (group.hold_until - group.now())) if held else None,
-        "window_full": not group.room(),
-        "oldest_unsettled_seconds": age,
-        **{f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL},
-        "redelivered_total": group.redelivered,
-        "late_refused_total": group.late,
+        "in_flight": pool.leased,
+        "waiting": max(0, pool.open - pool.leased - pool.delayed),
+        "delayed": pool.delayed,
+        "held_until": table.now() + int(held * 1e6) if held > 0 else None,
+        "window_full": not pool.room(),
+        "oldest_unsettled_seconds": table.lags.of(shared)[1],
+        **counts,
+        "dead_without_copy_total": sum(lane.progress.lost for lane in lanes),
+        "redelivered_total": pool.redelivered,
+        "late_refused_total": pool.late,
         "requests_waiting": len(shared.waiting),
         "active": shared.active,
     }
@@ -178,7 +175,7 @@ def describe(table: SharedSubscriptions, shared: SharedSubscription) -> dict[str
 
 def details(shared: SharedSubscription) -> dict[str, object]:
     """Return the floors, the leases and the last dead letters of *shared* as an object for JSON."""
-    lanes, now = shared.work.lanes.values(), shared.group.now()
+    lanes, now = shared.pool.lanes.values(), shared.pool.now()
     leased = (each for lane in lanes for each in lane.leases())
     letters = sorted((time, lane.stream, *rest) for lane in lanes for *rest, time in lane.progress.letters)
     return {

@@ -62,11 +62,8 @@ class Named:
     members: set[str] | None = None
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     writing: bool = False
-    #: set by NamedRoom: the network for which the subscription counts, how many entries were counted, and how many
-    #: bytes of the memory budget were charged
+    #: the network for which the subscription counts
     creator: str = ""
-    counted: int = 0
-    charged: int = 0
     #: whether a stream that matches the pattern was left out, because the limit leaves no room for it
     full: bool = False
     waiting: list[Deferred[None]] = attrs.field(factory=list)
@@ -98,8 +95,3 @@ class Named:
             return {}
         streams = (self.stored.stream,) if self.members is None else self.members
         return {stream: self.stored.last(stream) for stream in streams}
-
-    @property
-    def size(self) -> int:
-        """Return how many entries of the limit the subscription takes: 1, and 1 for each stream of its pattern."""
-        return 1 + len(self.members or ())

@@ -23,8 +23,8 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, MemberStatus
 from fyrehose.records import Run
+from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
 
 log = Logger()

@@ -20,8 +20,8 @@ from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.subscriptions.work import Item
 from fyrehose.testing import RecordingSink
 
 log = Logger()

@@ -15,8 +15,8 @@ from fyrehose.cluster.role import State
 from fyrehose.errors import Following, FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
+from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.subscriptions.work import Item
 
 from .test_member import Cluster, Server
 
@@ -186,14 +186,14 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     new = next(server for server in cluster.leaders if server is not old)
     cluster.run(1, until=lambda: new.journal.state is JournalState.WRITABLE)
     shared = new.broker.named.sharing.find("work")
-    assert shared.group.before == 1
+    assert shared.pool.before == 1
     assert settle(cluster, new, 2, 2, (1, 1)) == [], "the worker that has it settles it there"
     leased = lease(cluster, new, 9)
-    assert leased == [10], "no other record can have been leased before: the others wait for the grace"
+    assert leased == [9], "no other record can have been leased before: the others wait for the grace"
     cluster.run(LEASE)
     assert lease(cluster, new, 9)[:2] == [3, 4]
     assert settle(cluster, new, 3, 4, (2, 1)) == []
-    assert shared.work.lanes["jobs"].progress.counts["settled"] == 4
+    assert shared.pool.lanes["jobs"].progress.counts["settled"] == 4
 
 
 def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(cluster: Cluster) -> None:
@@ -234,13 +234,13 @@ def test_each_record_has_one_worker_and_one_result_over_take_overs(cluster: Clus
     for _ in range(100):
         pool.run(3, dice)
         shares = [server.broker.shares.entries["work"] for server in cluster.leaders if not server.broker.follows]
-        if any(share.work.lanes["jobs"].progress.final.floor == records for share in shares):
+        if any(share.pool.lanes["jobs"].progress.final.floor == records for share in shares):
             break
     pool.run(3, dice)
     cluster.settle()
     assert pool.violations == []
     (leader,) = cluster.leaders
-    assert leader.broker.shares.entries["work"].work.lanes["jobs"].progress.counts["settled"] == records
+    assert leader.broker.shares.entries["work"].pool.lanes["jobs"].progress.counts["settled"] == records
     found: list[bytes] = []
     while runs := leader.journal.read("results", len(found) + 1, 1 << 20):
         found += [record.payload for run in runs for record in run.records()]

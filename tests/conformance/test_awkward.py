@@ -27,9 +27,9 @@ from fyrehose.protocols.relink.frames import Terms
 from fyrehose.records import MAX_NAME, Record, Run
 from fyrehose.routes import Routes, routes
 from fyrehose.server.config import ServerSettings
+from fyrehose.spans import merged
 from fyrehose.subscriptions.positions import Position, SavedPositions
 from fyrehose.subscriptions.positions import pack as pack_positions
-from fyrehose.subscriptions.progress import merged
 from fyrehose.subscriptions.settling import settling
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.tokens import authorization, same, token_in

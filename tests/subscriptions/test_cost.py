@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 from types import FrameType
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fyrehose.subscriptions.lane import Group, Lane, LaneChange
+from fyrehose.subscriptions.lane import Draft, Lane
+from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
-from fyrehose.subscriptions.work import Item, Work
 from tests.doubles.references import references
 
 from .test_table import World as Table
@@ -27,23 +26,25 @@ class World:
     def __init__(self, *streams: str, last: int, **options: int) -> None:
         self.last = dict.fromkeys(streams, last)
         self.now = 0.0
-        self.group = Group(ShareOptions(stream="*", **options), self.append, lambda: self.now)
-        self.work = Work(self.group, OrderedDict((name, self.lane(name)) for name in streams))
-        while not self.work.lease("first", None, 1):
+        self.pool = LeasePool(ShareOptions(stream="*", **options), self.append, lambda: self.now)
+        for name in streams:
+            self.pool.lanes[name] = self.lane(name)
+        while not self.pool.lease("first", None, 1):
             pass
 
     def lane(self, stream: str) -> Lane:
-        return Lane(self.group, stream, StreamProgress(), lambda: (1, self.last[stream]))
+        return Lane(self.pool, stream, StreamProgress(), lambda: (1, self.last[stream]))
 
-    def append(self, batches: Sequence[LaneChange]) -> None:
-        for batch in batches:
-            self.group.committed(batch)
+    def append(self, draft: Draft) -> bool:
+        self.pool.accept(draft)
+        self.pool.durable(draft)
+        return True
 
-    def work_once(self) -> int:
-        """Lease 100 records, settle them, and return how many they were."""
-        leased = self.work.lease("w", None, 100)
+    def work_once(self, most: int = 100) -> int:
+        """Lease records, settle them, and return how many they were; the first time, what is needed is appended."""
+        leased = self.pool.lease("w", None, most) or self.pool.lease("w", None, most)
         actions = [Item("done", each.first, each.last, each.token, each.lane.stream) for each in leased]
-        self.append(self.work.act(actions, "w").batches)
+        self.append(self.pool.act(actions, "w").draft)
         return sum(map(len, leased))
 
 
@@ -87,28 +88,28 @@ def test_a_million_records_behind_an_unsettled_one_slow_nothing_down() -> None:
     first = calls_of(world.work_once)
     for _ in range(9_997):
         assert world.work_once() == 100
-    lane = world.work.lanes["s"]
+    lane = world.pool.lanes["s"]
     assert (lane.progress.counts["settled"], lane.progress.final.floor) == (999_900, 0), "the first one is stuck"
     assert calls_of(world.work_once) == first
     assert len(lane.progress.final.above()) == 1
-    assert len(lane.fresh) + len(lane.entries) == 1
+    assert len(lane.spans) == 1
     world.now = 29.0
-    assert lane.extend(1, (1, 1), "first")
+    assert world.pool.act([Item("extend", 1, 1, (1, 1), "s")], "first").extended
 
 
 def test_settled_records_take_no_memory_until_their_leases_would_have_ended() -> None:
     world = World("s", last=2_000_000, lease=3_600)
-    lane = world.work.lanes["s"]
+    lane = world.pool.lanes["s"]
     before = references(lane)
     for _ in range(1_000):
         world.work_once()
     for _ in range(1_000):
-        (leased,) = world.work.lease("w", None, 1)
+        (leased,) = world.pool.lease("w", None, 1)
         seq, token = leased.first, leased.token
         for kind in ("extend", "extend", "failed", "done"):
             item = Item(kind, seq, seq, token, "s", delay=86_400)
-            world.append(world.work.act([item], "w").batches)
-    assert len(lane.fresh) + len(lane.entries) == 1
+            world.append(world.pool.act([item], "w").draft)
+    assert len(lane.spans) == 1
     assert references(lane) < before + 2_000, "less than two for each of what was leased"
 
 
@@ -124,13 +125,13 @@ def test_a_request_visits_only_streams_in_which_something_has_changed(monkeypatc
     while world.work_once():
         pass
     visited: list[str] = []
-    for name in ("lease", "tick"):
+    for name in ("lease", "due"):
         real = getattr(Lane, name)
         monkeypatch.setattr(Lane, name, lambda lane, *a, real=real: (visited.append(lane.stream), real(lane, *a))[1])
-    assert world.work.lease("w", None, 10) == []
+    assert world.pool.lease("w", None, 10) == []
     assert visited == []
     world.last["s7"] += 1
-    world.work.lanes["s7"].stir()
+    world.pool.lanes["s7"].stir()
     assert world.work_once() == 1
     assert set(visited) == {"s7"}
 

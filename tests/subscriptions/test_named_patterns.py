@@ -268,10 +268,11 @@ def test_the_counter_of_room_equals_the_sum_over_all_subscriptions(seed: int) ->
                 world.journal.commit()
         used = Counter({each.creator: 0 for each in table.entries.values()})
         for each in table.entries.values():
-            used[each.creator] += each.size
+            used[each.creator] += 1 + len(each.members or ())
             assert each.wanted is None or each.wanted.creator == each.creator
         assert (room.counts.used, {each: room.counts.used_by(each) for each in used}) == (used.total(), used)
-        assert world.broker.budget.kept == sum(ENTRY + PLACE * (each.size - 1) for each in table.entries.values())
+        sizes = [PLACE * len(each.members or ()) for each in table.entries.values()]
+        assert world.broker.budget.kept == ENTRY * len(sizes) + sum(sizes)
 
 
 def test_a_position_in_the_journal_is_kept_even_above_the_limit() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fyrehose.subscriptions.pool import Item, WorkOutcome
 from fyrehose.subscriptions.settling import Result, Settling, answer_to, settling
-from fyrehose.subscriptions.work import Item, WorkOutcome
 
 
 def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> None:

@@ -16,8 +16,8 @@ from fyrehose.broker.signed import read_key, sign
 from fyrehose.errors import Forbidden, InvalidPosition, SubscriptionConflict, TokenEnded
 from fyrehose.identity import Action, Identity, digest
 from fyrehose.records import Run
+from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import ShareOptions
-from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
 
 POLICY = parse(
@@ -60,7 +60,7 @@ def test_creating_needs_the_rights_to_subscribe_consume_and_publish_dead_letters
     ):
         assert failed(sharing_of(broker, host).create("x", options, 1), Forbidden)
     created = sharing_of(broker, "10.0.0.1").create("x", ShareOptions(stream="logs.a", dead="out"), 1)
-    assert created.result.options.creator == "10.0.0.1"
+    assert created.result.options.creator.network == "10.0.0.1"
 
 
 def test_leasing_needs_the_right_to_subscribe_too() -> None:

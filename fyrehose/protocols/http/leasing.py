@@ -61,12 +61,14 @@ def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str, long
         raise SubscriptionConflict(f"subscription {event.name!r} is one of {shared.options.stream!r}")
     match event.action:
         case "lease":
-            began = shared.group.now()
+            began = shared.pool.now()
             done = sharing.lease(shared, work.consumer, work.request, work.most, min(work.wait, longest_wait))
-            return done.addCallback(lambda found: _leased(shared.options.lease, shared.group.now() - began, found))
+            return done.addCallback(lambda found: _leased(shared.options.lease, shared.pool.now() - began, found))
         case "settle":
             done = sharing.act(shared, work.items, work.consumer, work.runs(PROTOCOL, producer))
             return done.addCallback(lambda outcome: answer_to(work, bool(shared.options.pattern), outcome))
+        case "release":
+            return sharing.table.release(shared, work).addCallback(lambda count: {"released": count})
         case "redrive":
             done = sharing.redrive(shared)
             return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})

@@ -9,6 +9,7 @@
     PUT    /subscriptions/S             {"stream": "orders", "shared": true, "lease": 30, ...}: create a shared one
     POST   /subscriptions/S/lease       {"consumer": "w1", "most": 10, "wait": 30}: lease its records
     POST   /subscriptions/S/settle      {"done": [[7, "3.1"]], "failed": ..., "publish": [...]}: settle, return, extend
+    POST   /subscriptions/S/release     {"consumer": "w1"}: return all that a worker has
     POST   /subscriptions/S/pause       {"paused": true}: lease nothing more
     POST   /subscriptions/S/redrive     {}: publish its dead letters again
 
@@ -35,7 +36,7 @@ from fyrehose.web.session import RequestHead
 LARGEST, LARGEST_SETTLING = 64 << 10, 1 << 20
 #: The permitted methods of each path, by the last part of the path.
 METHODS = {"": ("GET", "HEAD"), "S": ("GET", "HEAD", "PUT", "DELETE")}
-METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "pause", "redrive"), ("POST",))
+METHODS |= dict.fromkeys(("ack", "rewind", "lease", "settle", "release", "pause", "redrive"), ("POST",))
 #: How many records one request leases at most.
 MOST_LEASED = 1_000
 #: The longest time that a request waits for a record, in seconds.
@@ -48,8 +49,8 @@ BOUNDS = {"lease": (1, 3_600), "limit": (0, 1_000), "window": (1, 100_000), "mos
 class Manage:
     """A request about named subscriptions: list, show, acknowledge, rewind or delete; or about a shared one.
 
-    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle``, ``pause``
-        or ``redrive``
+    :ivar action: ``list``, ``show``, ``ack``, ``rewind`` or ``delete``; ``create``, ``lease``, ``settle``,
+        ``release``, ``pause`` or ``redrive``
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, or for a pattern the position in each stream; None: the end of the stream
@@ -185,6 +186,15 @@ def paused(fields: dict[str, Any]) -> bool:
     return bool(fields["paused"])
 
 
+def _release(fields: dict[str, Any]) -> str:
+    """Return the consumer whose records are to be returned.
+
+    :raises ValueError: the body is invalid
+    """
+    only(fields, {"consumer"})
+    return text_of(fields, "consumer")
+
+
 def _redrive(fields: dict[str, Any]) -> None:
     """Check a request to publish dead letters again.
 
@@ -198,6 +208,7 @@ BODIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "create": creation,
     "lease": lease_request,
     "settle": settling,
+    "release": _release,
     "pause": paused,
     "redrive": _redrive,
 }

@@ -41,7 +41,7 @@ WAIT = 20.0
 #: How much of a lease's time a client counts on, because clocks drift.
 TRUSTED = 0.99
 #: Refusals after which the lease is still the worker's.
-KEPT = ("being-settled", "not-leading")
+KEPT = ("later", "not-leading")
 #: How many lease times a record is extended by default, at most, so that a body that hangs does not keep the record for
 #: ever.
 LONGEST = 10

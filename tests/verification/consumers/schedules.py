@@ -7,7 +7,7 @@
 The journal takes batches that become durable later, in order, or are lost.  The world knows the truth about each record
 independently of the tested code: how often it was leased, which workers believe that they hold it, how it ended.
 
-    worker -> net (late, lost, repeated) -> server (Work, Group, Lane) -> append -> durable -> answer -> net -> worker
+    worker -> net (late, lost, repeated) -> server (LeasePool, Lane) -> append -> durable -> answer -> net -> worker
 
 Records are the numbers 1, 2, ...; record r has key r % KEYS; poison records fail at every worker.
 """
@@ -17,24 +17,16 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections import Counter, OrderedDict
+from collections import Counter
 from types import SimpleNamespace
 
 import attrs
 from searching import Search, check
 
 from fyrehose.records import Record
-from fyrehose.subscriptions.lane import Group, Lane
-from fyrehose.subscriptions.progress import (
-    SOURCE,
-    STREAM,
-    FinalNumbers,
-    SavedShare,
-    SavedShares,
-    pack,
-    pack_checkpoint,
-)
-from fyrehose.subscriptions.work import Item, Work
+from fyrehose.subscriptions.lane import Draft, Lane, Leased, Waiting
+from fyrehose.subscriptions.pool import Item, LeasePool
+from fyrehose.subscriptions.progress import SOURCE, STREAM, SavedShare, SavedShares, ShareOptions, pack, pack_checkpoint
 
 LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
 NAME = "n"
@@ -42,7 +34,7 @@ NAME = "n"
 #: The events of a schedule and their weights, which the phases of a schedule change.
 EVENTS = {"worker": 20, "net": 60, "time": 8, "commit": 14, "publish": 2, "lose": 0.4, "start": 8, "freeze": 0.6}
 EVENTS |= {"old": 0.5, "pause": 1, "restart": 0.6, "deposed": 0.3, "crash": 0.4, "wall": 1, "retention": 0.8}
-EVENTS |= {"checkpoint": 1, "full": 0.4, "rewind": 0.1}
+EVENTS |= {"checkpoint": 1, "full": 0.4, "rewind": 0.1, "stop": 0.5}
 
 
 def ignore(stored):
@@ -58,8 +50,8 @@ class Journal:
 
     def __init__(self):
         self.saved, self.last, self.oldest = SavedShares(), 4, 1
-        options = {"stream": "s", "lease": LEASE, "limit": LIMIT, "window": WINDOW}
-        self.write(pack(NAME, 0, set=options, floors={"s": 0}))
+        options = attrs.asdict(ShareOptions(stream="s", lease=LEASE, limit=LIMIT, window=WINDOW))
+        self.write(pack(NAME, 0, {"set": options, "floors": {"s": 0}, "epoch": 0, "redriven": 0}))
         self.final, self.letters, self.results = {}, Counter(), Counter()
         # how many records ended how, like the counters of the subscription, which a rewind does not change
         self.counted = Counter()
@@ -127,37 +119,45 @@ class CheckedLane(Lane):
         for each in leased:
             for seq in range(each.first, each.last + 1):
                 self.server.world.leased(seq)
+                deleted = seq < self.server.journal.oldest and not self.server.full
+                check(not deleted, f"record {seq} is leased, but retention has deleted it")
                 self.server.high = max(self.server.high, seq)
+        self.server.check_held()
         return leased
 
-    def tick(self):
+    def due(self, *place):
         acting, self.acting = self.acting, None
-        super().tick()
+        end = super().due(*place)
         self.acting = acting
+        return end
 
-    def give_back(self, seq, batch, **kwargs):
-        self.server.world.alone(self.server, self.acting, seq)
-        super().give_back(seq, batch, **kwargs)
+    def give_back(self, draft, first, last, *state, **kwargs):
+        self.server.world.alone(self.server, self.acting, *range(first, last + 1))
+        return super().give_back(draft, first, last, *state, **kwargs)
 
-    def settle(self, ranges, batch):
-        self.server.world.alone(self.server, self.acting, *numbers(ranges))
-        super().settle(ranges, batch)
+    def settle(self, change, first, last):
+        self.server.world.alone(self.server, self.acting, *range(first, last + 1))
+        super().settle(change, first, last)
 
 
 class Server:
     """Connects the tested code with the world, as the table of subscriptions connects it with the broker."""
 
-    split_letters = split_results = early_answers = stepping = confident = partly = False
+    split_letters = split_results = early_answers = stepping = confident = partly = changes_first = False
 
     def __init__(self, world):
         self.world, self.journal = world, world.journal
         share = SavedShare.unpacked(json.loads(json.dumps(self.journal.saved.shares[NAME].packed())))
-        self.pending, self.frozen, self.confirmed = [], False, world.now
-        self.group = Group(share.options, self.append, self.now, self.trusted, lambda failures: 0, before=share.epoch)
-        keys = (lambda first, last: {r: str(r % KEYS) for r in range(first, last + 1)}) if world.keyed else None
-        self.lane = CheckedLane(self.group, "s", share.progress("s"), self.bounds, keys)
+        self.pending, self.frozen, self.full, self.confirmed = [], False, False, world.now
+        self.may_wait, self.known, self.began = world.may_wait, world.known, self.journal.last
+        delay = lambda failures: 0  # noqa: E731
+        self.pool = LeasePool(
+            share.options, self.append, self.now, self.trusted, delay, copy=self.copy, before=share.epoch
+        )
+        keys = (lambda first, last: ({r: str(r % KEYS) for r in range(first, last + 1)}, last)) if world.keyed else None
+        self.lane = CheckedLane(self.pool, "s", share.progress("s"), self.bounds, keys)
         self.lane.server, self.high = self, share.progress("s").reach
-        self.work = Work(self.group, OrderedDict(s=self.lane))
+        self.pool.lanes["s"] = self.lane
         self.told = self.journal.last
         self.given = {}  # by worker: the number of its last request for records, and the leases it got
 
@@ -170,94 +170,102 @@ class Server:
     def trusted(self):
         return self.confident or self.world.now - self.confirmed < TAKEOVER
 
-    def append(self, batches, results=(), then=ignore):
-        ends = [("settled", r) for batch in batches for r in numbers(batch.settled)]
-        ends += [("expired", r) for batch in batches for r in numbers(batch.expired)]
-        letters = [batch.letter[0] for batch in batches if batch.letter is not None]
-        ends += [("dead", r) for r in letters]
-        payloads = [
-            pack(NAME, 0, **({} if batch.lane is None else {"stream": "s"}), **batch.fields()) for batch in batches
-        ]
+    def copy(self, draft, lane, first, last):
+        """Add dead letters to *draft*, one at a time; those of large records are refused for good."""
+        if draft.letters:
+            return first - 1
+        if first in self.world.large:
+            draft.of(lane).lost += 1
+        else:
+            draft.letters.append(first)
+        return first
+
+    def check_held(self):
+        """Check that only records wait after a start that may have been leased before."""
+        for span in self.lane.spans:
+            if isinstance(span.state, Waiting) and span.state.held and self.pool.in_grace():
+                check(span.last <= self.began, f"record {span.last} waits, but was published after the start")
+                check(span.last <= self.may_wait, f"record {span.last} waits, above {self.may_wait}")
+                never = [] if self.known is None else set(range(span.first, span.last + 1)) - self.known
+                check(not never, f"records {never} wait, but were never leased before the orderly stop")
+
+    def append(self, draft, results=(), then=ignore):
+        """Append *draft*, unless the disk is full."""
+        if self.changes_first:
+            self.pool.accept(draft)
+        if self.full:
+            return False
+        changes = [change.fields() for change in draft.changes.values()] or [{}]
+        place = {"stream": "s"} if draft.changes else {}
+        epoch = {"epoch": draft.epoch} if draft.epoch else {}
+        payloads = [pack(NAME, 0, {**epoch, **place, **fields}) for fields in changes]
+        ends = [("settled", r) for each in draft.changes.values() for r in numbers(each.settled)]
+        ends += [("expired", r) for each in draft.changes.values() for r in numbers(each.expired)]
+        ends += [("dead", r) for each in draft.changes.values() for r in numbers(each.dead)]
+        rewinds = [change.rewind for change in draft.changes.values() if change.rewind is not None]
+        letters = list(draft.letters)
+        if not self.changes_first:
+            self.pool.accept(draft)
         if self.early_answers:
             then(True)
             then = ignore
-        first = SimpleNamespace(
-            batches=[], payloads=[], ends=[], letters=letters, results=results, then=ignore, rewinds=0
-        )
+        parts = {"draft": None, "payloads": [], "ends": [], "letters": letters, "results": results, "then": ignore}
+        parts |= {"rewinds": 0, "rewind": None}
         if (letters and self.split_letters) or (results and self.split_results):
-            self.pending.append(first)
+            self.pending.append(SimpleNamespace(**parts))
             letters, results = [], ()
-        parts = {
-            "batches": batches,
-            "payloads": payloads,
-            "ends": ends,
-            "letters": letters,
-            "results": results,
-            "then": then,
-            "rewinds": self.journal.rewinds,
-        }
+        parts |= {"draft": draft, "payloads": payloads, "ends": ends, "letters": letters, "results": results}
+        parts |= {"then": then, "rewinds": self.rewinds, "rewind": (rewinds[0], draft.epoch) if rewinds else None}
         self.pending.append(SimpleNamespace(**parts))
+        return True
+
+    @property
+    def rewinds(self):
+        """Return how often the subscription was rewound, by what was appended."""
+        return self.journal.rewinds + sum(append.rewind is not None for append in self.pending)
+
+    @property
+    def saved(self):
+        """Return the state that a checkpoint stores."""
+        return SavedShare(self.pool.options, self.pool.appended_epoch, False, {"s": self.lane.progress})
 
     def checkpoint(self):
-        if self.group.rewinding:
-            return  # the checkpoint would lack the rewind; the table counts changes that are under way
-        share = SavedShare(self.group.options, self.group.appended_epoch, False, {"s": self.lane.appended()})
-        payloads = pack_checkpoint({NAME: share})
-        self.write(payloads)
-
-    def write(self, payloads, then=ignore, rewind=None):
-        nothing = {"batches": [], "ends": [], "letters": [], "results": (), "rewinds": 0}
-        self.pending.append(SimpleNamespace(payloads=payloads, then=then, rewind=rewind, **nothing))
+        nothing = {"draft": None, "ends": [], "letters": [], "results": (), "rewinds": 0, "rewind": None}
+        payloads = pack_checkpoint({NAME: self.saved})
+        self.pending.append(SimpleNamespace(payloads=payloads, then=ignore, **nothing))
 
     def rewind(self, to):
         """Continue after record *to*, as the table of subscriptions does it."""
-        if self.group.rewinding:
-            return
-        epoch = self.group.epoch + 1
-        self.group.rewinding = True
-
-        def then(stored):
-            group = self.group
-            group.rewinding = False
-            if not stored:
-                self.lane.resume()
-            else:
-                self.lane.abandon()
-                progress = attrs.evolve(self.lane.progress, final=FinalNumbers(to), reach=to, ends={})
-                self.lane = CheckedLane(group, "s", progress, self.bounds, self.lane.keys)
-                self.lane.server, self.high = self, to
-                self.work.lanes["s"] = self.lane
-                group.epoch = group.stored_epoch = max(epoch, group.epoch)
-                group.before = 0
-
-        self.write([pack(NAME, 0, stream="s", rewind=to, epoch=epoch)], then, (to, epoch))
+        draft = Draft(epoch=max(self.pool.epoch, self.pool.appended_epoch) + 1)
+        draft.of(self.lane).rewind = to
+        if self.append(draft):
+            self.pool.epoch, self.pool.before, self.high = draft.epoch, 0, to
 
     def committed(self):
         """Make the oldest append durable."""
         append = self.pending.pop(0)
         self.journal.durable(append)
-        for batch in append.batches:
-            self.group.committed(batch)
+        if append.draft is not None:
+            self.pool.durable(append.draft)
         append.then(True)
 
-    def refused(self):
-        """Refuse all waiting appends, because the disk is full."""
-        waiting, self.pending = self.pending, []
-        for append in waiting:
-            for batch in append.batches:
-                self.group.undone(batch)
-            append.then(False)
+    def stop(self):
+        """Stop in order: everything becomes durable, with the exact reach."""
+        draft = self.pool.stop()
+        stopped = not draft.changes or self.append(draft)
+        while stopped and self.pending:
+            self.committed()
+        return stopped
 
     def tick(self):
-        self.lane.tick()
+        self.pool.more = False
+        self.pool.tick(look=True)
         if self.told != self.journal.last:  # as the table does when records become durable
             self.told = self.journal.last
             self.lane.stir()
 
     def counts(self):
-        progress = self.lane.progress
-        counts = Counter(progress.counts)
-        return +counts
+        return +Counter(self.lane.progress.counts)
 
     def handle(self, message):
         kind, worker, request, *rest = message
@@ -286,37 +294,55 @@ class Server:
     def lease(self, worker, most, number):
         """Lease records; check that a repeated request gets the same leases, as far as they still last."""
         before, got = self.given.get(worker, (0, []))
-        ready = self.trusted() and self.group.stored_epoch == self.group.epoch and not self.group.rewinding
-        kept = [(r, token) for r, token in got if ready and before == number and self.lane.holds(r, token)]
-        leased = self.work.lease(str(worker), number, most)
+        ready = self.trusted() and self.pool.stored_epoch == self.pool.epoch
+        kept = [(r, token) for r, token in got if ready and before == number and self.holds(r, token)]
+        leased = self.pool.lease(str(worker), number, most)
         got = [(r, each.token) for each in leased for r in range(each.first, each.last + 1)]
         check(not kept or got == kept, f"a repeated request got {got}, but its leases are {kept}")
         if got:
             self.given[worker] = number, got
         return leased
 
+    def holds(self, r, token):
+        return all(not why for _, _, _, why in self.lane.judge(r, r, token, late=False))
+
     def do(self, items, worker):
-        outcome = self.work.act(items, str(worker))
-        if outcome.batches:
-            self.append(outcome.batches)
+        outcome = self.pool.act(items, str(worker))
+        if outcome.draft.changes:
+            self.append(outcome.draft)
+        else:
+            self.pool.accept(outcome.draft)
         return outcome
 
     def settle(self, worker, request, records):
         items = [Item("done", *one, token, "s") for one, token in in_ranges(records)]
-        outcome = self.work.act(items, str(worker), whole=not self.partly)
-        good = [r for batch in outcome.batches for r in numbers(batch.settled)]
+        outcome = self.pool.act(items, str(worker), whole=not self.partly)
+        good = [r for change in outcome.draft.changes.values() for r in numbers(change.settled)]
         old = [r for r, token in records if r in good and token[0] < self.journal.rewound]
         # A server may not know that it was deposed, but its appends are refused.
         check(not old or self is not self.world.server, f"records {old} were settled with tokens from before a rewind")
-        if (outcome.refused and not self.partly) or not good:
-            ended = [r for r, _ in records if r in self.lane.progress.final]
-            self.world.answer(worker, ("refused", request, ended))
-            return
 
         def done(stored):
             self.world.answer(worker, ("settled" if stored else "again", request, good))
 
-        self.append(outcome.batches, [r for r, _ in records], done)
+        if (outcome.refused and not self.partly) or not good:
+            ended = [r for r, _ in records if r in self.lane.progress.final]
+            self.answer_when_durable(worker, ("refused", request, ended))
+        elif not self.append(outcome.draft, [r for r, _ in records], done):
+            done(False)
+
+    def answer_when_durable(self, worker, answer):
+        """Answer when all is durable that the answer may be about."""
+        if not self.pending:
+            self.world.answer(worker, answer)
+            return
+        last, before = self.pending[-1], self.pending[-1].then
+
+        def then(stored):
+            before(stored)
+            self.world.answer(worker, answer)
+
+        last.then = then
 
 
 def in_ranges(records):
@@ -405,7 +431,8 @@ class World:
         self.rng, self.now, self.wall, self.number, self.starts = rng, 0, 0, 0, 1
         self.keyed, self.poison = rng.random() < 0.5, {r for r in range(1, RECORDS + 1) if rng.random() < 0.15}
         self.net, self.deliveries, self.uncounted = [], Counter(), Counter()
-        self.left, self.weights = 0, []
+        self.left, self.weights, self.may_wait, self.known = 0, [], 0, None
+        self.large = {r for r in range(1, RECORDS + 1) if rng.random() < 0.15}
         self.journal = Journal()
         self.journal.forget = self.forget
         self.server, self.old = Server(self), None
@@ -455,6 +482,8 @@ class World:
         """Lose the server; the first of its waiting appends may have become durable."""
         for append in self.server.pending[: self.rng.choice((0, self.rng.randint(0, len(self.server.pending))))]:
             self.journal.durable(append)
+        reaches = (self.server.lane.progress.reach, self.journal.saved.shares[NAME].progress("s").reach)
+        self.may_wait, self.known = max(self.server.lane.seen, *reaches), None
         self.server = None
 
     def start(self):
@@ -517,7 +546,14 @@ class World:
         elif event == "checkpoint" and alive:
             server.checkpoint()
         elif event == "full" and alive:
-            server.refused()
+            server.full = not server.full
+        elif event == "stop" and alive and self.old is None:
+            before = self.may_wait if server.pool.in_grace() else 0
+            if server.stop():
+                self.known = None if before else set(self.deliveries)
+                self.server, self.may_wait = None, max(before, *(self.deliveries or {0: 0}), 0)
+            else:
+                self.stop()
         elif event == "rewind" and alive:
             server.rewind(rng.randint(0, journal.last))
 
@@ -526,7 +562,7 @@ class World:
         self.old, self.journal.last = None, RECORDS
         if self.server is None:
             self.start()
-        self.server.frozen = False
+        self.server.frozen = self.server.full = False
         for _ in range(60 * RECORDS):
             self.now += 1
             self.server.confirmed = self.now
@@ -547,7 +583,8 @@ class World:
         check(not open_, f"records {open_} are never settled")
         check(self.server.counts() == +journal.counted, "the counters are wrong")
         for r, kind in journal.final.items():
-            check(journal.letters[r] == (kind == "dead"), f"record {r} is {kind}, {journal.letters[r]} dead letters")
+            wanted = kind == "dead" and r not in self.large
+            check(journal.letters[r] == wanted, f"record {r} is {kind}, {journal.letters[r]} dead letters")
             check(journal.results[r] == (kind == "settled"), f"record {r} is {kind}, {journal.results[r]} results")
         return journal.final
 
@@ -564,119 +601,85 @@ def schedule(seed):
 
 
 def _first(ignores):
-    def is_first(lane, entry):
-        queue = [] if entry.key is None else lane._queues[entry.key]
-        earlier = [lane.entries[seq] for seq in queue if seq < entry.seq]
-        return all(ignores(each) for each in earlier)
+    """Ignore those earlier records of a key for whose state *ignores* is true."""
+
+    def is_first(lane, seq):
+        key = lane._key_of.get(seq)
+        earlier = [] if key is None else [each for each in lane._queues[key] if each < seq]
+        return all(ignores(None if span is None else span.state) for span in map(lane.spans.find, earlier))
 
     return {(Lane, "_is_first"): is_first}
 
 
-def _without_undo():
-    return {(Lane, "undone"): lambda lane, batch: None}
+def _without_appended():
+    """Let a change count when it is durable."""
+    accept, durable = LeasePool.accept, LeasePool.durable
 
+    def both(pool, draft):
+        accept(pool, draft)
+        durable(pool, draft)
 
-def _without_token():
-    return {(Lane, "_is_last_token"): lambda lane, entry, token: True}
-
-
-def _without_old_token():
-    real = Lane._is_last_token
-
-    def is_last(lane, entry, token):
-        old = entry.lease is None and token[0] != lane.group.epoch
-        return old or real(lane, entry, token)
-
-    return {(Lane, "_is_last_token"): is_last}
-
-
-def _without_epoch():
-    def may_lease(group):
-        if group.stored_epoch != group.epoch and not group._beginning:
-            group._real_may_lease()
-        return group.trusted()
-
-    Group._real_may_lease = Group.may_lease
-    return {(Group, "may_lease"): may_lease}
+    return {(LeasePool, "accept"): lambda pool, draft: None, (LeasePool, "durable"): both}
 
 
 def _without_ended():
-    real = Lane.give_back
+    """Let records be leased again before the end of their last lease is durable."""
+    real = Lane.accept
 
-    def give_back(lane, seq, batch, **kwargs):
-        real(lane, seq, batch, **kwargs)
-        entry = lane.entries[seq]
-        if entry.ending:
-            entry.ended, entry.ending = entry.ending, None
-            lane._end_lease(entry)
-            lane._release(entry)
+    def accept(lane, change):
+        real(lane, change)
+        for first, last, state in change.returned:
+            lane._wait(first, last, Waiting(state.ended, state.until))
 
-    return {(Lane, "give_back"): give_back}
+    return {(Lane, "accept"): accept}
 
 
-def _without_appended():
-    real = Lane.why_not
-
-    def why_not(lane, seq, token):
-        why = real(lane, seq, token)
-        entry = lane.entries.get(seq)
-        last = entry is None or lane._is_last_token(entry, token)
-        return "" if why == "being-settled" and last else why
-
-    return {(Lane, "why_not"): why_not}
+def _without_epoch():
+    real = LeasePool.may_lease
+    return {(LeasePool, "may_lease"): lambda pool: real(pool) or pool.trusted()}
 
 
-def _without_rewinding():
-    def without(real):
-        def look(lane, *where):
-            lane.group.rewinding, before = False, lane.group.rewinding
-            found = real(lane, *where)
-            lane.group.rewinding = before
-            return found
-
-        return look
-
-    return {(Lane, name): without(getattr(Lane, name)) for name in ("why_not", "holds")}
+def _always(value):
+    return property(lambda owner: value, lambda owner, changed: None)
 
 
-def _without_retention_grace():
-    def expire(lane, entries):
-        for entry in entries:
-            if entry.seq < lane._oldest and not (entry.lease or entry.ending or entry.closing):
-                lane._expire(entry)
+def _is_old(lane, state, token):
+    return isinstance(state, Waiting) and token[0] != lane.pool.epoch
 
-    return {(Lane, "_expire_deleted"): expire}
+
+def _rewind_keeping_the_epoch(server, to):
+    draft = Draft()
+    draft.of(server.lane).rewind = to
+    server.append(draft)
 
 
 #: By rule: the replacements that remove it.
 MISSING = {
     "durable-before-answer": lambda: {(Server, "early_answers"): True},
     "appended-counts": _without_appended,
-    "undo": _without_undo,
-    "checkpoint-appended": lambda: {(Lane, "appended"): lambda lane: lane.progress},
+    "encode-first": lambda: {(Server, "changes_first"): True},
+    "checkpoint-appended": lambda: {(Server, "saved"): property(lambda server: server.journal.saved.shares[NAME])},
     "dead-letter-atomic": lambda: {(Server, "split_letters"): True},
     "publish-atomic": lambda: {(Server, "split_results"): True},
     "all-or-nothing": lambda: {(Server, "partly"): True},
-    "token": _without_token,
-    "old-token": _without_old_token,
+    "token": lambda: {(Lane, "_may"): lambda lane, state, token, late: late or isinstance(state, Leased)},
+    "old-token": lambda: {(Lane, "_is_old"): _is_old},
     "epoch-first": _without_epoch,
     "ended-first": _without_ended,
-    "reach-first": lambda: {(Lane, "_reached"): lambda lane, last: lane._raise_reach() or last},
-    "grace": lambda: {(Group, "in_grace"): lambda group: False},
+    "reach-first": lambda: {(Lane, "durable_reach"): _always(RECORDS)},
+    "grace": lambda: {(LeasePool, "hold_until"): _always(0)},
     "leader-confirmed": lambda: {(Server, "confident"): True},
     "monotonic": lambda: {(Server, "stepping"): True},
-    "key-one": lambda: _first(lambda earlier: earlier.lease is not None),
-    "key-returned": lambda: _first(lambda earlier: earlier.lease is None and not earlier.closing),
-    "key-durable": lambda: _first(lambda earlier: bool(earlier.closing)),
+    "key-one": lambda: _first(lambda state: isinstance(state, Leased)),
+    "key-returned": lambda: _first(lambda state: isinstance(state, Waiting)),
+    "key-durable": lambda: _first(lambda state: state is None),
     "limit": lambda: {(Lane, "_is_too_many"): lambda lane, failures: False},
-    "retention-ends": lambda: {(Lane, "_expire_deleted"): lambda lane, entries: None},
-    "retention-grace": _without_retention_grace,
-    "request-number": lambda: {(Work, "_repeated"): lambda work, consumer: []},
-    "rewinding": _without_rewinding,
-    "window": lambda: {  # the reach enforces the window, too
-        (Group, "room"): lambda group: 1_000,
-        (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
-    },
+    "retention-ends": lambda: {(Lane, "expire"): lambda lane, draft: None},
+    "retention-grace": lambda: {(LeasePool, "in_grace"): lambda pool: False},
+    "request-number": lambda: {(LeasePool, "_repeated"): lambda pool, consumer: []},
+    "rewind-epoch": lambda: {(Server, "rewind"): _rewind_keeping_the_epoch},
+    "window": lambda: {(LeasePool, "room"): lambda pool: 1_000},
+    "exact-reach": lambda: {(LeasePool, "stop"): lambda pool: Draft()},
 }
 
 

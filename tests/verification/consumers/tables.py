@@ -23,6 +23,7 @@ from collections import Counter
 import attrs
 from searching import Search, Violation, check
 from truth import Truth, ended_by
+from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
@@ -33,10 +34,10 @@ from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.standing import Standing
 from fyrehose.subscriptions import progress
-from fyrehose.subscriptions.lane import Group, Lane
+from fyrehose.subscriptions.lane import Draft
+from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import SOURCE, STREAM, ShareOptions
 from fyrehose.subscriptions.table import SharedSubscriptions
-from fyrehose.subscriptions.work import Item
 from fyrehose.testing import MemoryJournal
 
 LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5
@@ -47,6 +48,7 @@ DRAIN = 400
 #: The events of a schedule and their weights, which the phases of a schedule change.
 EVENTS = {"worker": 25, "net": 60, "time": 8, "commit": 20, "publish": 8, "kill": 0.6, "full": 0.4, "retention": 0.5}
 EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive": 1, "crash": 0.4, "doubt": 0.5}
+EVENTS |= {"stop": 0.3}
 
 
 class Journal(MemoryJournal):
@@ -113,9 +115,9 @@ class World:
         self.truth = Truth(NAME, check, self.begun)
         self.letters, self.redriven, self.results = Counter(), Counter(), Counter()
         self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
-        self.net, self.given = [], set()
+        self.net, self.given, self.refusals = [], set(), set()
         self.violation = None
-        self.seen = Counter()
+        self.seen, self.number = Counter(), 0
         self.workers = [Worker(self, f"w{number}") for number in range(WORKERS)]
         self.left, self.weights = 0, []
         self.start()
@@ -131,6 +133,8 @@ class World:
             if "set" in change:
                 self.seen["deleted" if change["set"] is None else "created"] += 1
             found = self.truth.apply(change)
+            whys = {why for _, _, why, _ in change.get("letters", ())}
+            check(not whys & self.refusals, f"a request was refused, and has made dead letters: {whys}")
             self.seen.update(how for _, _, how in found)
             ended |= found
         for record in records(publish):
@@ -180,7 +184,7 @@ class World:
             if (at, token) in self.given:
                 continue
             self.given.add((at, token))
-            fresh |= record.seq > max(self.high[stream], self.shared().work.lanes[stream].hold)
+            fresh |= record.seq > max(self.high[stream], self.held_to(stream))
             self.deliveries[at] += 1
             most = LIMIT + self.starts - 1 + self.untried[at]
             check(self.deliveries[at] <= most, f"{at} was delivered {self.deliveries[at]} times, {most} are allowed")
@@ -191,6 +195,21 @@ class World:
         final = self.appended()
         open_ = [(each, seq) for each in STREAMS for seq in range(1, self.high[each] + 1) if (each, seq) not in final]
         check(len(open_) <= WINDOW or not fresh, f"{len(open_)} records are open in a window of {WINDOW}: {open_}")
+
+    def held_to(self, stream):
+        """Return the number up to which the server before may have leased records of *stream*."""
+        return self.holds.get(stream, 0)
+
+    def answered(self, outcome, item, generation):
+        """Check that what a worker is told about *item* is on disk."""
+        at = item.stream, item.first
+        if not outcome.refused and generation == self.generation(item.stream):
+            check(at in self.final or at in self.truth.ends, f"{item.kind} of {at} was answered, and is not on disk")
+        return outcome
+
+    def refused(self, failure, why):
+        self.refusals |= {why} if why else set()
+        return failure
 
     def topics(self, stream, before):
         found = (record for run in self.journal.read(stream, 1, 1 << 20) for record in run.records())
@@ -223,11 +242,32 @@ class World:
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.journal.cluster = Standing()
+        shared = self.shared()
+        self.holds = {} if shared is None else {stream: lane.seen for stream, lane in shared.pool.lanes.items()}
+
+    def stop(self):
+        """Stop the server in order, and start another one, where only what has been leased waits."""
+        shared = self.shared()
+        leads = self.journal.cluster.leads_alone
+        exact = leads and shared is not None and not shared.pool.in_grace()
+        if self.journal.state is not JournalState.WRITABLE:
+            self.kill()
+            return
+        self.broker.shares.close()
+        while self.journal.waiting():
+            self.journal.next()
+        for call in self.clock.getDelayedCalls():
+            call.cancel()
+        self.start()
+        shared = self.shared()
+        for stream, lane in shared.pool.lanes.items() if exact and shared is not None else ():
+            for span in lane.spans:
+                for seq in range(span.first, span.last + 1) if span.state.held else ():
+                    check(self.deliveries[stream, seq, self.generation(stream)], f"{seq} waits, and was never leased")
 
     def kill(self):
         waiting = len(self.journal.waiting())
         self.journal.lose(self.rng.choice((0, self.rng.randint(0, waiting))))
-        self.broker.shares.close()
         for call in self.clock.getDelayedCalls():
             call.cancel()
         self.journal.lose(0)
@@ -254,7 +294,7 @@ class World:
         self.ask(lambda: self.sharing.create(NAME, options, self.rng.choice((1, 1, 3))))
 
     def rewind(self, shared):
-        places = {stream: self.rng.randint(0, self.journal.bounds(stream)[1]) for stream in shared.work.lanes}
+        places = {stream: self.rng.randint(0, self.journal.bounds(stream)[1]) for stream in shared.pool.lanes}
         self.ask(lambda: self.sharing.rewind(shared, places))
 
     def ask(self, call, then=None):
@@ -278,8 +318,11 @@ class World:
             self.broken(event["log_failure"])
 
     def full(self):
-        self.journal.enter(JournalState.READ_ONLY, "full")
-        while self.journal.pending:
+        """Fill the disk, or make room on it again: what was accepted becomes durable then."""
+        if self.journal.state is JournalState.WRITABLE:
+            self.journal.enter(JournalState.READ_ONLY, "full")
+            return
+        while self.journal.waiting():
             self.journal.next()
         self.journal.enter(JournalState.WRITABLE, "room")
 
@@ -297,7 +340,7 @@ class World:
             self.deliver(rng)
         elif event == "time":
             self.advance(rng.choice((0.5, 1, 2, 4)))
-        elif event == "commit":
+        elif event == "commit" and journal.state is JournalState.WRITABLE:
             journal.next()
         elif event == "kill":
             self.kill()
@@ -306,13 +349,13 @@ class World:
             oldest, last = journal.bounds(stream)
             if oldest < last:
                 journal.forget(stream, oldest + 1)
-        elif event == "checkpoint" and not self.broker.shares._changing and self.broker.shares.entries:
+        elif event == "checkpoint" and self.broker.shares.entries:
             self.broker.shares.stream.maintain(True)
         elif event == "crash":
             rng.choice(self.workers).crash()
         elif event == "doubt":
             journal.cluster = Standing(leads_alone=False)
-        elif event in ("publish", "create", "full"):
+        elif event in ("publish", "create", "full", "stop"):
             getattr(self, event)()
         elif shared is not None and event == "rewind":
             self.rewind(shared)
@@ -337,6 +380,8 @@ class World:
         """Stop all faults and failures, and check that every record ends."""
         self.poison = set()
         journal = self.journal
+        if journal.state is not JournalState.WRITABLE:
+            self.full()
         for stream in STREAMS:
             self.ask(lambda stream=stream: self.broker.publish([Run.of(stream, [b"?"], source="test", topic="x")]))
         for turn in range(DRAIN):
@@ -346,7 +391,7 @@ class World:
                 journal.next()
             if shared is None:
                 self.create()
-            elif not shared.redriving and turn % 8 == 0:
+            elif turn % 8 == 0:
                 self.ask(lambda shared=shared: self.sharing.redrive(shared))
             for worker in self.workers:
                 worker.act(patient=True)
@@ -370,11 +415,11 @@ class World:
         """Compare the state of the server with the truth, now and after a restart."""
         for _ in range(2):
             shared = self.shared()
-            for stream, lane in shared.work.lanes.items():
+            for stream, lane in shared.pool.lanes.items():
                 floor = lane.progress.final.floor
                 check(floor == self.journal.bounds(stream)[1], f"the records of {stream} are final only up to {floor}")
             check(
-                set(shared.work.lanes) == set(STREAMS), f"the subscription has the streams {sorted(shared.work.lanes)}"
+                set(shared.pool.lanes) == set(STREAMS), f"the subscription has the streams {sorted(shared.pool.lanes)}"
             )
             self.kill()
 
@@ -467,11 +512,17 @@ class Worker:
         stream, seq, generation = at
         self.held.pop(at, None)
         self.said.add((at, token))
-        item = Item(kind, seq, seq, token, stream, delay=0 if kind != "reject" else None, why="no")
+        world, why = self.world, f"no {world_number(self.world)}" if kind == "reject" else ""
+        item = Item(kind, seq, seq, token, stream, delay=0 if kind != "reject" else None, why=why)
         runs = [Run.of("results", [f"{stream} {seq} {generation}".encode()], source="w")] if kind == "done" else []
-        if kind != "reject":
-            item = attrs.evolve(item, why="")
-        self.send(lambda shared: self.world.sharing.act(shared, [item], self.name, runs), lambda answer: None)
+        if kind == "reject" and world.rng.random() < 0.5:
+            runs = [Run.of("", [b"?"], source="w")]  # it is refused, and with it the whole request
+
+        def call(shared):
+            asked = world.sharing.act(shared, [item], self.name, runs)
+            return asked.addCallbacks(world.answered, world.refused, (item, generation), errbackArgs=(why,))
+
+        self.send(call, lambda answer: None)
 
     def extend(self, at, token, with_done):
         """Extend a lease and, if *with_done*, settle another record in the same request."""
@@ -489,6 +540,12 @@ class Worker:
                     self.take(stream, seq, generation, extended, max(sent + LEASE, self.held[at][1]))
 
         self.send(lambda shared: world.sharing.act(shared, items, self.name), then)
+
+
+def world_number(world):
+    """Return another number at each call."""
+    world.number += 1
+    return world.number
 
 
 def schedule(seed):
@@ -513,76 +570,103 @@ def schedule(seed):
 # Removing rules:
 
 
+def _always(value):
+    return property(lambda owner: value, lambda owner, changed: None)
+
+
 def _without_epoch():
     """Let a rewound subscription keep its epoch, so that earlier tokens stay valid."""
-    real = Group.__setattr__
+    real = SharedSubscriptions._append
 
-    def keep(group, name, value):
-        if name != "epoch" or not hasattr(group, "epoch"):
-            real(group, name, value)
+    def append(shares, shared, draft, runs=(), publish=None):
+        if any(change.rewind is not None for change in draft.changes.values()):
+            draft.epoch = shared.pool.epoch
+        return real(shares, shared, draft, runs, publish)
 
-    return {(Group, "__setattr__"): keep}
+    return {(SharedSubscriptions, "_append"): append}
 
 
 def _without_mark():
     """Publish dead letters again without recording this in the same commit."""
     real = SharedSubscriptions._change
 
-    def change(shares, *payloads, runs=(), publish=None):
+    def change(shares, name, fields, then, runs=(), publish=None):
         if runs:
-            return (publish or shares.publish)(runs, [])
-        return real(shares, *payloads, runs=runs, publish=publish)
+            return (publish or shares.publish)(runs, []), None
+        return real(shares, name, fields, then)
 
     return {(SharedSubscriptions, "_change"): change}
 
 
-def _without_forgetting():
-    """Let records be settled while a rewind or a deletion is being written."""
-    return {(Group, "rewinding"): property(lambda group: False, lambda group, value: None)}
+def _without_one_batch():
+    """Append dead letters beside the rest of a request, whatever happens to that."""
+    real = SharedSubscriptions._append
+
+    def append(shares, shared, draft, runs=(), publish=None):
+        beside, changes = Draft(letters=draft.letters), draft.changes
+        for lane, change in changes.items():
+            if change.dead and (change.settled or change.returned or runs):
+                dead = beside.of(lane)
+                dead.dead, dead.letters, change.dead = change.dead, change.letters, []
+        if beside.changes:
+            draft.letters = []
+            real(shares, shared, beside).addErrback(lambda failure: None)
+        return real(shares, shared, draft, runs, publish)
+
+    return {(SharedSubscriptions, "_append"): append}
+
+
+def _without_answers():
+    """Answer a request that settles nothing before its changes are durable."""
+    real = SharedSubscriptions._append
+
+    def append(shares, shared, draft, runs=(), publish=None):
+        written = real(shares, shared, draft, runs, publish)
+        if any(change.settled for change in draft.changes.values()) or not draft.changes or written.called:
+            return written
+        written.addErrback(lambda failure: None)
+        return succeed(None)
+
+    return {(SharedSubscriptions, "_append"): append}
 
 
 def _without(number):
     """Let a new subscription begin as if its name were new, with the first epoch (or dead letter, by *number*)."""
-    real = progress.pack
+    real, real_add = progress.pack, SharedSubscriptions._add
 
-    def pack(name, since, **fields):
-        return real(name, since, **(fields | {number: 0} if fields.get("set") else fields))
+    def pack(name, since, fields):
+        return real(name, since, {**fields, **({number: 0} if fields.get("set") else {})})
 
     def add(shares, name, saved, new=False):
         return real_add(shares, name, attrs.evolve(saved, **{number: 0}) if new else saved, new)
 
-    real_add = SharedSubscriptions._add
     return {(progress, "pack"): pack, (SharedSubscriptions, "_add"): add}
 
 
 def _without_letters_apart():
     """Share the stream of the dead letters as well, if it matches the pattern."""
 
-    def matches(shares, shared, stream):
-        return not stream.startswith(".") and shared.pattern is not None and shared.pattern.covers(stream)
+    def found(shares, shared, stream, done):
+        if not stream.startswith(".") and shared.pattern.covers(stream) and stream not in shared.pool.lanes:
+            shares._add_lane(shared, stream, done)
 
-    return {(SharedSubscriptions, "_matches"): matches}
-
-
-def _without_renewal():
-    return {(Lane, "renew"): lambda lane, leased, consumer: [leased]}
+    return {(SharedSubscriptions, "_found_stream"): found}
 
 
 #: By rule: the replacements that remove it.
 MISSING = {
     "rewind-epoch": _without_epoch,
-    "forgetting": _without_forgetting,
+    "one-batch": _without_one_batch,
+    "answer-all": _without_answers,
     "name-epoch": lambda: _without("epoch"),
     "name-letters": lambda: _without("redriven"),
     "mark": _without_mark,
     "letters-apart": _without_letters_apart,
     "late-streams": lambda: {(SharedSubscriptions, "stream_created"): lambda shares, stream: None},
-    "window-of-all": lambda: {
-        (Group, "room"): lambda group: group.options.window,
-        (Lane, "_next_reach"): lambda lane: lane.seen + WINDOW,
-    },
-    "share-of-a-worker": lambda: {(Lane, "_hold"): lambda lane, consumer, count: None},
-    "request-number": _without_renewal,
+    "window-of-all": lambda: {(LeasePool, "room"): lambda pool: pool.options.window},
+    "share-of-a-worker": lambda: {(LeasePool, "held"): _always(Counter())},
+    "request-number": lambda: {(LeasePool, "_repeated"): lambda pool, consumer: [*pool._requests[consumer][1]]},
+    "exact-reach": lambda: {(LeasePool, "stop"): lambda pool: Draft()},
 }
 
 

@@ -24,6 +24,12 @@ def numbers(ranges: Iterable[Any]) -> Iterator[int]:
         yield from range(first, last + 1)
 
 
+def ends_of(ranges: Iterable[list[int]]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each record in *ranges* with its ended deliveries and its failures."""
+    for first, last, *end in ranges:
+        yield from ((seq, end) for seq in range(first, last + 1))
+
+
 def ended_by(change: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Yield stream, number and end of each record that *change* makes final."""
     for field, how in ENDINGS:
@@ -78,9 +84,9 @@ class Truth:
         if "epoch" in change:
             self.epochs[change["epoch"]] = self.beginnings
         stream = change.get("stream", "")
-        self.reach[stream] = max(self.reach[stream], change.get("reach", 0))
-        for seq, end in change.get("ends", {}).items():
-            self.ends[stream, int(seq)] = end
+        reach = change.get("reach", 0)
+        self.reach[stream] = reach if "hold" in change else max(self.reach[stream], reach)
+        self.ends |= {(stream, seq): end for seq, end in ends_of(change.get("ends", ()))}
         found = set(ended_by(change))
         for _, seq, how in found:
             known = self.final.get((stream, seq))
@@ -120,7 +126,7 @@ class Truth:
         final, ends = set(), {}
         for stream, progress in streams.items():
             final |= {(stream, seq) for seq in (*range(1, progress["floor"] + 1), *numbers(progress["above"]))}
-            ends |= {(stream, int(seq)): end for seq, end in progress["ends"].items()}
+            ends |= {(stream, seq): end for seq, end in ends_of(progress["ends"])}
         wrong = sorted(final ^ self.final.keys())
         self.check(not wrong or share is None, f"a checkpoint does not agree about what is final: {wrong}")
         self.check(ends == self.ends or share is None, f"a checkpoint has the failures {ends}, not {self.ends}")

@@ -114,7 +114,7 @@ class Book:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons for which the server may refuse a verdict; in a cluster the leader may be deposed."""
-        return ("final", "being-settled", "lease-lost", "rewound", *(() if self.alone else ("not-leading",)))
+        return ("final", "later", "lease-lost", "rewound", *(() if self.alone else ("not-leading",)))
 
     def check(self, holds: object, what: str) -> None:
         if not holds:

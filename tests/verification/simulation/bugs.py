@@ -44,9 +44,9 @@ from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
-from fyrehose.subscriptions.lane import Group, Lane
+from fyrehose.subscriptions.lane import Lane, Leased, State
+from fyrehose.subscriptions.pool import LeasePool
 from fyrehose.subscriptions.table import SharedSubscriptions
-from fyrehose.subscriptions.work import Work
 from tests.doubles.disk import RecordingFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
@@ -63,7 +63,8 @@ _connected = EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
-_append, _why_not, _unread = SharedSubscriptions._append, Lane.why_not, SharedSubscriptions.unread
+_append, _accept, _durable = SharedSubscriptions._append, LeasePool.accept, LeasePool.durable
+_unread = SharedSubscriptions.unread
 
 
 def _skips_every(nth: int) -> Any:
@@ -225,20 +226,24 @@ def _decided_too_late(self: Any) -> None:
         self._client.flush_soon()
 
 
-def _publishes_results_apart(self: Any, shared: Any, batches: Any, runs: Any = (), publish: Any = None) -> Any:
+def _publishes_results_apart(self: Any, shared: Any, draft: Any, runs: Any = (), publish: Any = None) -> Any:
     if runs:
         publish(runs, []).addErrback(lambda failure: None)
-    return _append(self, shared, batches)
+    return _append(self, shared, draft)
 
 
-def _settles_before_it_is_durable(self: Any, shared: Any, batches: Any, *more: Any) -> Any:
-    _append(self, shared, batches, *more).addErrback(lambda failure: None)
+def _settles_before_it_is_durable(self: Any, shared: Any, draft: Any, *more: Any) -> Any:
+    _append(self, shared, draft, *more).addErrback(lambda failure: None)
     return succeed(None)
 
 
-def _forgets_what_is_being_settled(self: Lane, seq: int, token: Any) -> str:
-    why = _why_not(self, seq, token)
-    return "" if why == "being-settled" else why
+def _changes_when_durable(self: LeasePool, draft: Any) -> None:
+    _accept(self, draft)
+    _durable(self, draft)
+
+
+def _any_token(self: Lane, state: State, token: Any, late: bool) -> bool:
+    return late or isinstance(state, Leased)
 
 
 def _keeps_its_own_state_alone(self: SharedSubscriptions) -> Any:
@@ -343,29 +348,27 @@ BUGS = {
         "workers", (SharedSubscriptions, "_append", _settles_before_it_is_durable)
     ),
     "workers: what is being settled is settled again": Bug(
-        "workers", (Lane, "why_not", _forgets_what_is_being_settled), steps=60
+        "workers",
+        {(LeasePool, "accept"): lambda pool, draft: None, (LeasePool, "durable"): _changes_when_durable},
+        steps=60,
     ),
-    "workers: a start does not wait for earlier workers": Bug("workers", (Group, "in_grace", lambda group: False)),
-    "workers: leased beyond what is noted": Bug("workers", (Lane, "_reached", lambda lane, last: last)),
-    "workers: any token counts": Bug("workers", (Lane, "_is_last_token", lambda lane, entry, token: True), steps=60),
-    "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, entry: True)),
+    "workers: a start does not wait for earlier workers": Bug(
+        "workers", (LeasePool, "hold_until", property(lambda pool: 0.0, lambda pool, time: None))
+    ),
+    "workers: leased beyond what is noted": Bug(
+        "workers", (Lane, "durable_reach", property(lambda lane: 1 << 40, lambda lane, seq: None))
+    ),
+    "workers: any token counts": Bug("workers", (Lane, "_may", _any_token), steps=60),
+    "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, seq: True)),
     "workers: the limit is not kept": Bug("workers", (Lane, "_is_too_many", lambda lane, failures: False)),
-    "workers: the window is not kept": Bug("workers", (Group, "room", lambda group: 1_000)),
-    "workers: the share of a worker is not kept": Bug("workers", (Lane, "_hold", lambda lane, consumer, count: None)),
-    "workers: a lost answer is not repeated": Bug("workers", (Work, "_repeated", lambda work, consumer: [])),
-    "workers: a checkpoint lacks what is being written": Bug("workers", (Lane, "appended", lambda lane: lane.progress)),
+    "workers: the window is not kept": Bug("workers", (LeasePool, "room", lambda pool: 1_000)),
+    "workers: the share of a worker is not kept": _table("share-of-a-worker"),
+    "workers: a lost answer is not repeated": Bug("workers", (LeasePool, "_repeated", lambda pool, consumer: [])),
     "workers: retention does not wait for them": Bug(
         "workers", (SharedSubscriptions, "unread", _keeps_its_own_state_alone)
     ),
-    "workers: what retention has deleted does not expire": Bug(
-        "workers",
-        {
-            (Lane, "expire_unseen"): lambda lane, last: None,
-            (Lane, "_expire_deleted"): lambda lane, entries: None,
-        },
-    ),
+    "workers: what retention has deleted does not expire": Bug("workers", (Lane, "expire", lambda lane, draft: None)),
     "workers: tokens of before a rewind count": _table("rewind-epoch"),
-    "workers: what is being forgotten is settled": _table("forgetting"),
     "workers: another subscription takes the tokens of the one before": _table("name-epoch"),
     "workers: dead letters are published again twice": _table("mark", 100),
     "workers: another subscription publishes earlier dead letters": _table("name-letters", 100),

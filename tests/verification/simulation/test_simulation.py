@@ -100,7 +100,6 @@ FIRST = {
     "workers: results are not in the commit of their jobs": 10,
     "workers: retention does not wait for them": 11,
     "workers: tokens of before a rewind count": 110,
-    "workers: what is being forgotten is settled": 14,
     "workers: what is being settled is settled again": 9,
     "workers: what retention has deleted does not expire": 33,
 }

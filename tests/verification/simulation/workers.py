@@ -159,7 +159,7 @@ class Workers:
         if shared is None:
             return "the server has no subscription"
         counted: Counter[tuple[str, str]] = Counter()
-        for stream, lane in shared.work.lanes.items():
+        for stream, lane in shared.pool.lanes.items():
             counted |= {(stream, how): count for how, count in lane.progress.counts.items()}
         true = self.book.truth.counts
         return "" if +counted == +true else f"the server counts {counted}, but {true} is right"

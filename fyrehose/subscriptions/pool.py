@@ -1,0 +1,409 @@
+"""Requests of workers to a shared subscription, without I/O: lease records; settle, return, reject and extend them.
+
+lease(consumer, request, most) -> leased records
+act(items, consumer)           -> a draft of what is appended, and what is refused
+tick()                         -> the leases and delays whose time is over
+
+draft -> append -> encoded, and accepted by the journal -> accept(draft) -> durable(draft) -> the answer
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+
+import attrs
+
+from fyrehose.errors import PublishError
+from fyrehose.spans import Ranges, merged
+from fyrehose.subscriptions.lane import Draft, Lane, Leased, LeasedRange, State, Token
+from fyrehose.subscriptions.progress import ShareOptions
+
+#: How many consumers' last requests are remembered at most.
+MOST_CONSUMERS = 1_000
+#: The delay after the first failure, in seconds; each further failure doubles the delay, up to the longest one.
+FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
+#: The heap of times is rebuilt without outdated entries when it has more than two entries for each range of records,
+#: and this many more.
+SPARE = 100
+#: Seconds between two appends that only show that no other server has taken over.
+BETWEEN_PROOFS = 0.1
+#: How many entries of the heap one turn handles (rule 21).
+TURN = 1_000
+
+
+def backoff(failures: int) -> float:
+    """Return how long a record waits after this number of failures, in seconds."""
+    return min(LONGEST_DELAY, FIRST_DELAY * (1 << min(20, max(0, failures - 1))))
+
+
+def no_copy(draft: Draft, lane: Lane, first: int, last: int) -> int:
+    """Add no dead letters to *draft*, which has room for all of them."""
+    return last
+
+
+@attrs.frozen
+class Item:
+    """The verdict of a worker on consecutive records.
+
+    :ivar kind: ``done``, ``failed``, ``untried``, ``reject`` or ``extend``
+    :ivar stream: the stream of the records; empty: the subscription has only one
+    :ivar delay: until a returned record may be leased again, in seconds; None: longer with each failure
+    :ivar why: the reason of a rejection
+    """
+
+    kind: str
+    first: int
+    last: int
+    token: Token
+    stream: str = ""
+    delay: float | None = None
+    why: str = ""
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+
+@attrs.define
+class WorkOutcome:
+    """The outcome of a worker's request: what the request changes, and which of its items are refused.
+
+    :ivar draft: what is to be appended, with the results of the request
+    :ivar settled: the records that are done, by stream
+    :ivar refused: the items that were refused, and why
+    :ivar extended: the items that extended a lease, each with its token
+    """
+
+    draft: Draft = attrs.field(factory=Draft)
+    settled: dict[str, Ranges] = attrs.field(factory=dict)
+    refused: list[tuple[Item, str]] = attrs.field(factory=list)
+    extended: list[tuple[Item, Token]] = attrs.field(factory=list)
+
+
+@attrs.define(eq=False)
+class LeasePool:
+    """The workers of one subscription, and the state that its lanes share.
+
+    :ivar append: appends a draft; returns whether it was accepted, after a call of :meth:`accept`.  When the draft is
+        durable, the caller calls :meth:`durable`, in the order of appends.
+    :ivar now: returns the monotonic time, in seconds
+    :ivar trusted: returns whether no other server can have taken over
+    :ivar delay: returns how long a record waits after a number of failures, in seconds
+    :ivar copy: adds the dead letters of some records of a lane to a draft, and returns the last number for which the
+        draft has room
+    :ivar wall: returns the time of day, which is shown to people, in microseconds since 1970 UTC
+    :ivar epoch: the epoch of this server; *before* is the epoch of the server that led before
+    :ivar hold_until: until when records that may have been leased before the start wait (rule 12)
+    :ivar open: how many records of all lanes are not final, of those that were leased or may have been
+    :ivar held: how many records each consumer has; *leased* is their sum
+    :ivar delayed: how many returned records wait for their delay
+    :ivar held_records: how many records are waiting that the server before may have leased
+    :ivar stirred: the lanes that may have records to lease, by stream, in the order in which they are asked for some
+    :ivar stopped: whether the server is stopping, and leases nothing any more
+    :ivar more: whether the last call has left work for another turn (rule 21)
+    """
+
+    options: ShareOptions
+    append: Callable[[Draft], bool]
+    now: Callable[[], float]
+    trusted: Callable[[], bool] = lambda: True
+    delay: Callable[[int], float] = backoff
+    copy: Callable[[Draft, Lane, int, int], int] = attrs.field(default=no_copy, kw_only=True)
+    wall: Callable[[], int] = attrs.field(default=lambda: 0, kw_only=True)
+    before: int = attrs.field(default=0, kw_only=True)
+    paused: bool = attrs.field(default=False, kw_only=True)
+    lanes: OrderedDict[str, Lane] = attrs.field(factory=OrderedDict, init=False)
+    epoch: int = attrs.field(init=False)
+    appended_epoch: int = attrs.field(init=False)
+    stored_epoch: int = attrs.field(init=False)
+    hold_until: float = attrs.field(init=False)
+    open: int = attrs.field(default=0, init=False)
+    leased: int = attrs.field(default=0, init=False)
+    delayed: int = attrs.field(default=0, init=False)
+    held_records: int = attrs.field(default=0, init=False)
+    held: Counter[str] = attrs.field(factory=Counter, init=False)
+    stirred: OrderedDict[str, Lane] = attrs.field(factory=OrderedDict, init=False)
+    order: Iterator[int] = attrs.field(factory=count, init=False)
+    redelivered: int = attrs.field(default=0, init=False)
+    late: int = attrs.field(default=0, init=False)
+    more: bool = attrs.field(default=False, init=False)
+    stopped: bool = attrs.field(default=False, init=False)
+    #: why the dead letters of leases that have ended could not be written in the last turn, for now
+    blocked: PublishError | None = attrs.field(default=None, init=False)
+    #: a heap of the times at which a range of a lane has to leave its state, if it is still in that state
+    _alarms: list[tuple[float, int, Lane, int, int, State]] = attrs.field(factory=list, init=False)
+    _requests: OrderedDict[str, tuple[int, list[LeasedRange]]] = attrs.field(factory=OrderedDict, init=False)
+    _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended
+
+    def __attrs_post_init__(self) -> None:
+        self.epoch, self.appended_epoch, self.stored_epoch = self.before + 1, self.before, self.before
+        self.hold_until = self.now() + self.options.lease
+
+    def may_lease(self) -> bool:
+        """Return whether this server may lease and extend (rules 10 and 13).
+
+        If not, the missing record is appended: the beginning of its epoch, or an empty change, which becomes durable
+        only if no other server has taken over.
+        """
+        if self.stopped:
+            return False
+        if self.appended_epoch != self.epoch:
+            self.append(self.proof())
+        trusted = self.trusted()
+        if not trusted and self.stored_epoch == self.epoch and self.now() >= self._prove_after:
+            self._prove_after = self.now() + BETWEEN_PROOFS
+            self.append(self.proof())
+        return trusted and self.stored_epoch == self.epoch
+
+    def proof(self) -> Draft:
+        """Return the draft that must be durable before this server may lease and extend, see :meth:`may_lease`."""
+        return Draft(epoch=0 if self.appended_epoch == self.epoch else self.epoch)
+
+    def in_grace(self) -> bool:
+        """Return whether records that the server before may have leased still have to wait (rule 12)."""
+        return self.now() < self.hold_until
+
+    def room(self) -> int:
+        """Return how many more records may be leased for the first time within the window (rule 16)."""
+        return max(0, self.options.window - self.open)
+
+    def count(self, state: State, change: int) -> None:
+        """Count *change* more records in *state*."""
+        self.open += change
+        if isinstance(state, Leased):
+            self.leased += change
+            self.held[state.consumer] += change
+            if not self.held[state.consumer]:
+                del self.held[state.consumer]
+        elif state.delayed:
+            self.delayed += change
+        elif state.held:
+            self.held_records += change
+
+    def alarm(self, when: float, lane: Lane, first: int, last: int, state: State) -> None:
+        """Look at records of *lane* again at the time *when*, if they are in *state* then."""
+        if len(self._alarms) > SPARE + 2 * sum(len(each.spans) for each in self.lanes.values()):
+            self._alarms = [
+                (state.end if isinstance(state, Leased) else state.until, next(self.order), lane, low, high, state)
+                for _, _, lane, first, last, state in {id(each[5]): each for each in self._alarms}.values()
+                for low, high, present in lane.spans.within(1, lane.seen)
+                if present is state
+            ]
+            heapify(self._alarms)
+        heappush(self._alarms, (when, next(self.order), lane, first, last, state))
+
+    # Leasing.
+
+    def lease(self, consumer: str, request: int | None, most: int) -> list[LeasedRange]:
+        """Lease up to *most* records to *consumer*.
+
+        :param request: a number of the request: a repetition with the same number, after a lost answer, gets the same
+            leases again, extended from now on; None: each request gets new leases
+        """
+        repeated = self._repeated(consumer) if self.repeats(consumer, request) else []
+        if repeated:
+            return repeated
+        left = min(most, self.options.most - self.held[consumer])
+        leased: list[LeasedRange] = []
+        self.tick()
+        for lanes in range(len(self.stirred), 0, -1):
+            if left <= 0:
+                break
+            stream, lane = next(iter(self.stirred.items()))
+            self.stirred.move_to_end(stream)  # The streams take turns.
+            found = lane.lease(consumer, -(-left // lanes))
+            if not lane.has_more():
+                del self.stirred[stream]
+            left -= sum(map(len, found))
+            leased += found
+        if request is not None and leased:
+            self._requests[consumer] = request, leased
+            self._requests.move_to_end(consumer)
+            if len(self._requests) > MOST_CONSUMERS:
+                self._requests.popitem(last=False)
+        return leased
+
+    def available(self) -> int:
+        """Return about how many records could be leased now."""
+        return sum(lane.available() for lane in self.stirred.values())
+
+    def repeats(self, consumer: str, request: int | None) -> bool:
+        """Return whether the last request of *consumer* that got records has the number *request*."""
+        return request is not None and consumer in self._requests and self._requests[consumer][0] == request
+
+    def _repeated(self, consumer: str) -> list[LeasedRange]:
+        """Extend the leases that the last request of *consumer* got, and return those that have not ended."""
+        found: list[LeasedRange] = []
+        if not self.may_lease():
+            return found
+        for leased in self._requests[consumer][1]:
+            for low, high, state, why in leased.lane.judge(leased.first, leased.last, leased.token, late=False):
+                if state is not None and not why:
+                    self._extend(leased.lane, low, high, self._renewed(state, consumer))
+                    found.append(attrs.evolve(leased, first=low, last=high))
+        return found
+
+    def _renewed(self, state: State, consumer: str) -> Leased:
+        return Leased(state.ended, consumer, self.now() + self.options.lease)
+
+    def _extend(self, lane: Lane, first: int, last: int, state: Leased) -> None:
+        lane.put(first, last, state)
+        self.alarm(state.end, lane, first, last, state)
+
+    # Settling, returning, extending.
+
+    def lane_of(self, item: Item) -> Lane:
+        """Return the lane of the records of *item*.
+
+        :raises KeyError: the stream of *item* is not one of the subscription
+        """
+        return self.lanes[item.stream or self.options.stream]
+
+    def refuses_any(self, items: Sequence[Item]) -> bool:
+        """Return whether a part of *items* would be refused now."""
+        return any(why for item in items for _, _, _, why in self._judged(item))
+
+    def _judged(self, item: Item) -> list[tuple[int, int, State | None, str]]:
+        """Return the ranges of *item* with their states, and why each is refused."""
+        lane = self.lane_of(item)
+        late = item.kind == "done" or (item.kind == "extend" and item.token[0] != self.epoch)
+        return list(lane.judge(item.first, item.last, item.token, late))
+
+    def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
+        """Return what the verdicts *items* change, and what is refused; nothing has changed yet.
+
+        :param whole: whether nothing changes if one of *items* is refused
+        :raises PublishError: a dead letter cannot be written now
+        """
+        self.tick()
+        outcome = WorkOutcome()
+        for item in sorted(items, key=lambda item: item.kind != "done"):
+            for first, last, state, why in self._judged(item):
+                end = last
+                if why or state is None:
+                    end = first - 1
+                elif item.kind == "extend":
+                    why = self._draft_extension(outcome, item, first, last, state, consumer)
+                    end = first - 1 if why else last
+                elif item.kind == "done":
+                    self._draft_settling(outcome, item, first, last)
+                else:
+                    why, end = self._draft_return(outcome.draft, item, first, last, state)
+                if end < last:
+                    outcome.refused.append((attrs.evolve(item, first=end + 1, last=last), why))
+        outcome.settled = {stream: merged(ranges) for stream, ranges in outcome.settled.items()}
+        self.late += sum(len(item) for item, _ in outcome.refused)
+        if outcome.refused and whole:
+            return WorkOutcome(refused=outcome.refused)
+        for lane, change in outcome.draft.changes.items():
+            change.settled = outcome.settled.get(lane.stream, [])
+        return outcome
+
+    def _draft_settling(self, outcome: WorkOutcome, item: Item, first: int, last: int) -> None:
+        lane = self.lane_of(item)
+        change = outcome.draft.of(lane)
+        change.taken.add(first, last)
+        lane.settle(change, first, last)
+        outcome.settled.setdefault(lane.stream, []).append((first, last))
+
+    def _draft_return(self, draft: Draft, item: Item, first: int, last: int, state: State) -> tuple[str, int]:
+        """Add to *draft* that a worker returns or rejects records; return why the rest is refused, and the last one."""
+        lane = self.lane_of(item)
+        if not isinstance(state, Leased) or draft.of(lane).taken.add(first, last) < last - first + 1:
+            return "lease-lost", first - 1  # Another item of the same request has ended the lease.
+        why = item.why or ("rejected" if item.kind == "reject" else "")
+        failed = item.kind != "untried"
+        return "later", lane.give_back(draft, first, last, state, failed=failed, delay=item.delay, why=why)
+
+    def _draft_extension(
+        self, outcome: WorkOutcome, item: Item, first: int, last: int, state: State, consumer: str
+    ) -> str:
+        """Add to the draft that a lease is extended, even one of the epoch before; return why not, or an empty text."""
+        if not self.may_lease():
+            return "not-leading"
+        renewed = self._renewed(state, consumer)
+        outcome.draft.extended.append((self.lane_of(item), first, last, renewed))
+        outcome.extended.append((attrs.evolve(item, first=first, last=last), (self.epoch, renewed.number)))
+        return ""
+
+    def release(self, consumer: str) -> Draft:
+        """Return a draft that returns all that *consumer* has, as not tried and without a delay.
+
+        :raises PublishError: a dead letter cannot be written now
+        """
+        draft = Draft()
+        for lane in self.lanes.values():
+            for span in list(lane.spans) if self.held[consumer] else ():
+                if isinstance(span.state, Leased) and span.state.consumer == consumer:
+                    lane.give_back(draft, span.first, span.last, span.state, failed=False, delay=0, why="")
+        return draft
+
+    # Time.
+
+    def tick(self, look: bool = False) -> None:
+        """End the leases and the delays whose time is over, as many as one turn allows.
+
+        :param look: whether to look for records that retention has deleted, too
+        """
+        now, draft = self.now(), Draft()
+        due: list[tuple[float, int, Lane, int, int, State]] = []
+        while self._alarms and self._alarms[0][0] <= now and len(due) < TURN:
+            alarm = heappop(self._alarms)
+            _, _, lane, first, last, state = alarm
+            if self.lanes.get(lane.stream) is not lane:
+                continue
+            due.append(alarm)
+            try:
+                end = lane.due(draft, first, last, state)
+            except PublishError as error:
+                self.blocked = error
+                heappush(self._alarms, alarm)
+                break
+            self.blocked = None
+            if end < last:  # The draft has no room for more dead letters.
+                self.alarm(alarm[0], lane, end + 1, last, state)
+                break
+        if self._alarms and self._alarms[0][0] <= now and self.blocked is None:
+            self.more = True
+        for lane in self.lanes.values() if look else ():
+            lane.expire(draft)
+        draft.changes = {lane: change for lane, change in draft.changes.items() if change.fields()}
+        if draft.changes and not self.append(draft):
+            for alarm in due:
+                heappush(self._alarms, alarm)
+            for lane in draft.changes:
+                lane.look_again()
+
+    def stop(self) -> Draft:
+        """Lease nothing any more, and return what the next start needs to know (rule 22)."""
+        self.stopped, draft = True, Draft()
+        for lane in self.lanes.values():
+            lane.stop(draft)
+        return draft
+
+    # What was appended.
+
+    def accept(self, draft: Draft) -> None:
+        """Change the state, because the journal has accepted *draft* (rule 20)."""
+        if draft.epoch:
+            self.appended_epoch = draft.epoch
+            for lane in self.lanes.values():
+                lane.progress.hold = None
+        for lane, change in draft.changes.items():
+            lane.accept(change)
+        for lane, first, last, state in draft.extended:
+            self._extend(lane, first, last, state)
+
+    def durable(self, draft: Draft) -> None:
+        """Record that *draft* is durable."""
+        self.stored_epoch = max(self.stored_epoch, draft.epoch)
+        for lane, change in draft.changes.items():
+            lane.durable(change)
+
+    @property
+    def holds(self) -> bool:
+        """Return whether records wait because the server before may have leased them (rule 22)."""
+        return self.held_records > 0 and self.in_grace()

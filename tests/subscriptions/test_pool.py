@@ -1,0 +1,470 @@
+"""The rules of shared subscriptions, one by one; tests/verification/consumers runs them in random schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
+from fyrehose.subscriptions.pool import MOST_CONSUMERS, Item, LeasePool, backoff
+from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
+
+
+class World:
+    """A pool whose drafts become durable when the test says so; its streams have ten records each."""
+
+    def __init__(
+        self,
+        *streams: str,
+        progress: StreamProgress | None = None,
+        before: int = 0,
+        keyed: bool = False,
+        **options: int,
+    ) -> None:
+        self.now, self.oldest, self.last, self.trusted, self.full = 0.0, 1, 10, True, False
+        self.waiting: list[Draft] = []
+        chosen = ShareOptions(stream="s", **{"lease": 10, "limit": 3, "window": 4, **options})
+        self.pool = LeasePool(chosen, self.append, lambda: self.now, lambda: self.trusted, before=before)
+        for stream in streams or ("s",):
+            done, keys = progress or StreamProgress(), self.keys if keyed else None
+            self.pool.lanes[stream] = Lane(self.pool, stream, done, self.bounds, keys)
+
+    @property
+    def lane(self) -> Lane:
+        return next(iter(self.pool.lanes.values()))
+
+    def bounds(self) -> tuple[int, int]:
+        return self.oldest, self.last
+
+    def keys(self, first: int, last: int) -> tuple[dict[int, str], int]:
+        return {seq: ("even", "odd")[seq % 2] for seq in range(max(first, self.oldest), last + 1)}, last
+
+    def append(self, draft: Draft) -> bool:
+        if self.full:
+            return False
+        self.pool.accept(draft)
+        self.waiting.append(draft)
+        return True
+
+    def commit(self) -> None:
+        while self.waiting:
+            self.pool.durable(self.waiting.pop(0))
+
+    def lease(self, most: int = 1, consumer: str = "w", request: int | None = None) -> list[int]:
+        """Lease as a request does that waits: again when what it needs is durable."""
+        for _ in range(3):
+            found = self.pool.lease(consumer, request, most)
+            if found:
+                return numbers(found)
+            self.commit()
+        return []
+
+    def act(self, kind: str, first: int, last: int = 0, number: int = 1, epoch: int = 0, **how: object) -> list[str]:
+        """Let a worker act on records, and return why each range was refused; the rest is appended."""
+        token = (epoch or self.pool.epoch, number)
+        outcome = self.pool.act([Item(kind, first, last or first, token, self.lane.stream, **how)], "w")  # type: ignore[arg-type]
+        self.append(outcome.draft)
+        return [why for _, why in outcome.refused]
+
+    def ended(self, seq: int) -> tuple[int, int]:
+        span = self.lane.spans.find(seq)
+        assert span is not None
+        return span.state.ended
+
+    def count(self, how: str) -> int:
+        return self.lane.progress.counts[how]
+
+    def tick(self) -> None:
+        self.pool.tick(look=True)
+
+
+def numbers(leased: Sequence[LeasedRange]) -> list[int]:
+    return [seq for each in leased for seq in range(each.first, each.last + 1)]
+
+
+def test_epoch_and_highest_leasable_number_are_durable_before_the_first_lease() -> None:
+    world = World()
+    assert world.pool.lease("w", None, 1) == []
+    assert [draft.epoch for draft in world.waiting] == [1]
+    world.commit()
+    assert world.pool.lease("w", None, 1) == []
+    assert [draft.of(world.lane).reach for draft in world.waiting] == [1], "as many as are wanted"
+    world.commit()
+    assert numbers(world.pool.lease("w", None, 1)) == [1]
+
+
+def test_settling_raises_the_highest_leasable_number_in_the_same_append() -> None:
+    world = World()
+    world.lease(4)
+    world.act("done", 1, 2)
+    change = world.waiting[-1].of(world.lane)
+    assert (change.settled, change.reach) == ([(1, 2)], 5)
+    world.commit()
+    assert (world.lane.durable_floor, world.lease(9)) == (2, [5])
+
+
+def test_at_most_a_window_of_records_is_open() -> None:
+    world = World()
+    assert world.lease(9) == [1, 2, 3, 4]
+    assert world.lease(9) == []
+    world.act("done", 3)
+    assert world.lease(9) == [5], "a settling counts at once"
+
+
+def test_a_settled_record_cannot_be_settled_again_and_its_lease_does_not_end() -> None:
+    world = World()
+    world.lease()
+    world.act("done", 1)
+    world.now = 20.0
+    world.tick()
+    assert len(world.waiting) == 1
+    assert world.act("done", 1) == ["final"]
+
+
+def test_a_change_that_is_refused_changes_nothing() -> None:
+    world = World()
+    world.lease(4)
+    world.full = True
+    assert world.act("done", 1) == []
+    assert (world.pool.open, world.lane.progress.final.floor, world.lease(9)) == (4, 0, [])
+    world.now = 20.0
+    world.tick()
+    assert (world.pool.leased, world.ended(1)) == (4, (0, 0))
+    world.full = False
+    world.tick()
+    world.commit()
+    assert (world.pool.leased, world.ended(1)) == (0, (1, 1))
+
+
+def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> None:
+    world = World()
+    world.lease(2)
+    world.act("failed", 1, delay=0.0)
+    assert world.pool.lease("x", None, 1) == []
+    world.commit()
+    assert numbers(world.pool.lease("x", None, 1)) == [1]
+
+
+def test_only_the_token_of_the_last_lease_settles_a_record() -> None:
+    world = World()
+    world.lease()
+    world.act("failed", 1, delay=0.0)
+    world.commit()
+    assert world.act("failed", 1) == ["lease-lost"], "returning late does not count"
+    assert world.act("extend", 1) == ["lease-lost"]
+    world.lease()
+    assert world.act("done", 1) == ["lease-lost"]
+    assert world.act("done", 99) == ["lease-lost"]
+    assert world.act("done", 1, number=2) == []
+
+
+def test_a_late_settling_counts_while_nobody_else_has_had_the_record() -> None:
+    world = World()
+    world.lease()
+    world.act("failed", 1, delay=0.0)
+    world.commit()
+    assert world.act("done", 1) == []
+
+
+def test_a_record_that_was_never_leased_cannot_be_settled() -> None:
+    world = World()
+    world.lease(2)
+    world.lane.withdraw(2, 2)
+    for number in (0, 1):
+        assert world.act("done", 2, number=number) == ["lease-lost"]
+
+
+def test_leases_end_by_themselves_and_count_as_failures() -> None:
+    world = World()
+    world.lease(2)
+    world.now = 5.0
+    world.act("extend", 2)
+    world.now = 10.0
+    world.tick()
+    world.commit()
+    assert (world.ended(1), world.ended(2)) == ((1, 1), (0, 0))
+    world.now = 10.0 + backoff(1)
+    assert world.lease() == [1]
+
+
+def test_the_last_failure_makes_a_dead_letter() -> None:
+    world = World(limit=2)
+    for number in (1, 2):
+        world.lease()
+        world.act("failed", 1, number=number, delay=0.0)
+        world.commit()
+    assert (world.count("dead"), world.lane.progress.final.floor) == (1, 1)
+    assert world.lane.progress.letters == [(1, 2, "limit", 0)]
+
+
+def test_without_a_limit_there_are_no_dead_letters() -> None:
+    world = World(limit=0)
+    for number in range(1, 21):
+        world.lease()
+        world.act("failed", 1, number=number, delay=0.0)
+        world.commit()
+    assert world.ended(1) == (20, 20)
+
+
+def test_a_record_returned_untried_counts_as_failed_only_after_many_times() -> None:
+    world = World(limit=2)
+    for number in range(1, 22):
+        world.lease()
+        world.act("untried", 1, number=number, delay=0.0)
+        world.commit()
+    assert world.ended(1) == (21, 1)
+
+
+def test_a_rejected_record_is_a_dead_letter_at_once() -> None:
+    world = World()
+    world.lease(2)
+    world.act("reject", 1, why="no address")
+    assert world.lane.progress.letters == [(1, 1, "no address", 0)]
+
+
+def test_ranges_are_returned_and_rejected_as_they_are_settled() -> None:
+    world = World(window=9)
+    world.lease(9)
+    assert world.act("failed", 2, 4, delay=0.0) == []
+    assert world.act("reject", 5, 6, why="no") == []
+    assert world.waiting[-2].of(world.lane).fields()["ends"] == [(2, 4, 1, 1)]
+    world.commit()
+    assert (world.count("dead"), world.lease(9)) == (2, [2, 3, 4])
+
+
+def test_returned_records_take_at_most_half_of_an_answer() -> None:
+    world = World(window=8, limit=0)
+    world.lease(4)
+    world.act("failed", 1, 4, delay=0.0)
+    world.lease(8, consumer="x")
+    world = World(window=8, limit=0)
+    world.lease(4)
+    world.act("failed", 1, 4, delay=0.0)
+    world.lane.durable_reach = 8
+    world.commit()
+    assert world.lease(4) == [1, 2, 5, 6]
+    assert world.lease(4) == [3, 4, 7, 8]
+
+
+def started(**options: int) -> World:
+    """Return a server after a start: records up to 4 were within reach, record 1 is settled, 2 has failed once."""
+    before = StreamProgress()
+    before.apply({"final": [1], "reach": 4, "ends": [[2, 2, 1, 1]]})
+    return World(progress=before, before=1, window=8, **options)
+
+
+def test_after_a_start_records_that_may_be_leased_wait_for_a_lease_time() -> None:
+    world = started()
+    assert world.lease(9) == [5, 6, 7, 8, 9], "nobody has had them"
+    assert world.pool.holds
+    world.now = 10.0
+    assert world.lease(9)[:3] == [2, 3, 4]
+    assert not world.pool.holds
+
+
+def test_records_that_were_published_after_a_start_do_not_wait() -> None:
+    before = StreamProgress()
+    before.apply({"reach": 1_000})
+    world = World(progress=before, before=1, window=2_000)
+    world.last = 20
+    assert world.lease(99) == list(range(11, 21))
+
+
+def test_an_orderly_stop_notes_what_is_leased() -> None:
+    world = World(window=8)
+    world.lease(4)
+    world.act("done", 4)
+    world.act("untried", 2, delay=0.0)
+    world.lane.progress.reach = 9
+    stop = world.pool.stop().of(world.lane)
+    assert (stop.reach, stop.hold) == (4, [(1, 1), (3, 3)])
+    assert world.lease() == [], "a server that stops leases nothing"
+
+
+def test_after_an_orderly_stop_only_what_was_leased_waits() -> None:
+    before = StreamProgress()
+    before.apply({"final": [1], "reach": 6, "ends": [[2, 2, 1, 1]], "hold": [[3, 4]]})
+    world = World(progress=before, before=1, window=8)
+    assert world.lease(3) == [2, 5, 6]
+    world.now = 10.0
+    assert world.lease(2) == [3, 4]
+
+
+def test_a_worker_of_the_previous_epoch_settles_or_extends_its_records() -> None:
+    world = started()
+    assert world.act("done", 2, epoch=1) == ["lease-lost"], "the delivery 1 had ended"
+    assert world.act("done", 3, epoch=9) == ["lease-lost"]
+    world.lease()
+    assert world.act("extend", 3, epoch=1) == []
+    assert world.act("done", 2, number=2, epoch=1) == []
+    world.commit()
+    world.now = 10.0
+    assert world.lease(1, consumer="x") == [4]
+    assert world.act("done", 3) == [], "with the token of this epoch"
+
+
+def test_a_server_that_may_be_deposed_leases_and_extends_nothing() -> None:
+    world = World()
+    world.lease()
+    world.trusted = False
+    assert world.pool.lease("w", None, 1) == []
+    assert world.act("extend", 1) == ["not-leading"]
+    assert world.act("done", 1) == [], "an append is fenced by the shared log"
+
+
+def test_records_of_a_key_are_leased_one_at_a_time() -> None:
+    world = World(keyed=True)
+    assert world.lease(9) == [1, 2]
+    world.act("done", 1)
+    assert world.pool.lease("w", None, 9) == [], "its end is not durable"
+    world.commit()
+    assert world.lease(9) == [3]
+    world.act("failed", 2, delay=0.0)
+    world.commit()
+    assert world.lease(9) == [2], "4 waits for it"
+
+
+def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -> None:
+    world = World()
+    world.lease()
+    world.oldest = 8
+    world.tick()
+    world.commit()
+    assert world.count("expired") == 6
+    world.now = 10.0
+    world.tick()
+    world.commit()
+    assert (world.count("expired"), world.lane.durable_floor) == (7, 7)
+
+
+def test_a_deleted_record_of_the_previous_epoch_expires_after_a_lease_time() -> None:
+    world = started()
+    world.oldest = 4
+    world.tick()
+    assert world.waiting == []
+    world.now = 10.0
+    world.tick()
+    world.commit()
+    assert world.count("expired") == 2
+
+
+def test_nothing_is_leased_while_a_deleted_record_may_have_any_key() -> None:
+    """While a worker may be at it, nothing is leased: its key is not known any more."""
+    before = StreamProgress()
+    before.apply({"reach": 2})
+    world = World(progress=before, before=1, keyed=True)
+    world.oldest = 3
+    assert world.lease(9) == []
+    world.now = 10.0
+    world.tick()
+    assert world.lease(9) == [3, 4]
+
+
+def test_a_refused_expiry_is_tried_again() -> None:
+    world = World()
+    world.oldest, world.full = 3, True
+    world.tick()
+    assert world.count("expired") == 0
+    world.full = False
+    world.tick()
+    assert world.count("expired") == 2
+
+
+def test_a_leased_record_that_the_journal_lacks_expires() -> None:
+    world, draft = World(), Draft()
+    world.lease(2)
+    world.lane.missing(draft, 1, 1)
+    world.append(draft)
+    assert (world.count("expired"), world.pool.held["w"]) == (1, 1)
+
+
+def test_a_withdrawn_lease_does_not_count_as_a_failure() -> None:
+    world = World()
+    world.lease(2)
+    world.lane.withdraw(2, 2)
+    assert world.pool.held["w"] == 1
+    assert (world.lease(), world.ended(2)) == ([2], (0, 0))
+
+
+def test_all_that_a_worker_has_is_released() -> None:
+    world = World()
+    world.lease(3)
+    world.append(world.pool.release("w"))
+    world.commit()
+    assert (world.pool.leased, world.ended(1), world.lease(9)) == (0, (1, 0), [1, 2, 3])
+
+
+@pytest.mark.parametrize(("failures", "delay"), [(1, 1), (2, 2), (5, 16), (99, 300)])
+def test_the_delay_doubles_with_each_failure(failures: int, delay: float) -> None:
+    assert backoff(failures) == delay
+
+
+def test_streams_take_turns() -> None:
+    world = World("a", "b", "c", window=99)
+    for _ in range(3):
+        world.lease(3)
+    found: dict[str, int] = {}
+    for _ in range(3):
+        for each in world.pool.lease("w", None, 6):
+            found[each.lane.stream] = found.get(each.lane.stream, 0) + len(each)
+        world.commit()
+    assert set(found) == {"a", "b", "c"}
+
+
+def test_a_consumer_holds_at_most_its_share() -> None:
+    world = World(most=3, window=99)
+    assert world.lease(9) == [1, 2, 3]
+    assert world.lease(9) == []
+    assert world.lease(3, consumer="x") == [4, 5, 6]
+
+
+def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
+    world = World()
+    assert world.lease(3, request=1) == [1, 2, 3]
+    world.now = 6.0
+    assert world.lease(3, request=1) == [1, 2, 3]
+    world.now = 12.0
+    world.act("done", 1)
+    assert world.lease(3, request=1) == [2, 3], "the repetition has renewed them"
+    assert world.lease(1, request=2) == [4]
+
+
+def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None:
+    world = World(window=MOST_CONSUMERS + 9)
+    world.last = MOST_CONSUMERS + 9
+    world.lease(1, request=1, consumer="first")
+    for number in range(MOST_CONSUMERS):
+        world.lease(1, request=1, consumer=f"w{number}")
+    assert not world.pool.repeats("first", 1)
+    assert world.pool.repeats("w7", 1)
+
+
+def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
+    world = World()
+    world.lease(2)
+    items = [Item("done", 1, 1, (1, 1)), Item("done", 2, 2, (7, 7))]
+    outcome = world.pool.act(items, "w", whole=True)
+    assert (outcome.draft.changes, outcome.refused) == ({}, [(items[1], "lease-lost")])
+
+
+def test_only_the_part_of_a_range_that_cannot_be_settled_is_refused() -> None:
+    world = World(window=6)
+    world.lease(6)
+    world.act("failed", 2, delay=0.0)
+    world.lease(1, consumer="x")
+    outcome = world.pool.act([Item("done", 1, 8, (1, 1))], "w")
+    assert outcome.settled == {"s": [(1, 1), (3, 6)]}
+    assert [(item.first, item.last, why) for item, why in outcome.refused] == [
+        (2, 2, "lease-lost"),
+        (7, 8, "lease-lost"),
+    ]
+    assert world.pool.late == 3
+
+
+def test_a_second_action_on_the_same_record_in_a_request_is_refused() -> None:
+    world = World()
+    world.lease(2)
+    outcome = world.pool.act([Item("failed", 1, 1, (1, 1)), Item("done", 1, 1, (1, 1))], "w")
+    assert outcome.settled == {"s": [(1, 1)]}
+    assert [(item.kind, why) for item, why in outcome.refused] == [("failed", "lease-lost")]
