@@ -262,8 +262,8 @@ def _certificate(data: bytes) -> str:
 
 def files_of(settings: Any) -> dict[str, str]:
     """Return the paths of the files that the options of *settings* name, by option."""
-    values = {field.name: getattr(settings, field.name) for field in options_of(type(settings)) if _is_path(field)}
-    return {name: path for name, path in values.items() if path}
+    values, paths = attrs.asdict(settings, recurse=False), filter(_is_path, options_of(type(settings)))
+    return {field.name: values[field.name] for field in paths if values[field.name]}
 
 
 def _is_path(field: attrs.Attribute[Any]) -> bool:
