@@ -7,7 +7,8 @@
 A client that nobody can change sends a refused message again for ever, and all its later messages wait.  A dead letter
 is a record with the payload of such a message, cut at :data:`MOST`, with the peer as its producer and the content type
 of the message; its topic says why the message was refused, its size in bytes, and its stream:
-``PayloadTooLarge 70000 orders``.
+``PayloadTooLarge 70000 orders``.  Its source is :data:`SOURCE`, which no peer can give to a record: whoever may publish
+into such a stream cannot forge a dead letter.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ CLOSE, KEEP, KEEP_FORBIDDEN = "close", "dead-letter", "dead-letter+policy"
 choice = one_of(CLOSE, KEEP, KEEP_FORBIDDEN)
 #: The beginning of the names of the streams that hold dead letters.
 PREFIX = "dead."
+#: The source of dead letters of listeners.
+SOURCE = "server-letters"
 #: How many bytes of a payload a dead letter keeps, at most.
 MOST = 1 << 20
 
@@ -56,7 +59,7 @@ def letter(protocol: str, run: Run, error: FyrehoseError, size: int | None = Non
     return Run.of(
         PREFIX + protocol,
         [payload[:MOST]],
-        source=protocol,
+        source=SOURCE,
         producer=_label(run.producer),
         topic=_label(about),
         content_type=_label(run.content_type),

@@ -9,7 +9,7 @@ from fyrehose.errors import TooManyStreamsFromPeer as TooMany
 from fyrehose.options import build
 from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import MAX_NAME, Run
-from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, halves, keeps, letter
+from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, SOURCE, halves, keeps, letter
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_a_dead_letter_has_the_message_its_peer_and_the_reason() -> None:
     kept = letter("figg", run, PayloadTooLarge("too large"))
     assert (kept.stream, bytes(kept.payload), kept.producer, kept.producer_seq) == ("dead.figg", b"no", "h:1", 7)
     assert (kept.topic, kept.content_type) == ("PayloadTooLarge 2 orders", "text/plain")
+    assert kept.source == SOURCE, "no peer can give its records this source"
 
 
 def test_a_dead_letter_has_valid_names_and_a_bounded_payload() -> None:

@@ -21,7 +21,7 @@ from fyrehose.cli.client.values import FORMAT
 from fyrehose.cli.console import moment, table, terminal, write_json
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
-from fyrehose.subscriptions.letters import PREFIX
+from fyrehose.subscriptions.letters import PREFIX, SOURCE
 
 #: The largest number of dead letters that one command handles, beginning with the oldest of each stream.
 MOST = 1_000
@@ -74,13 +74,16 @@ class Letter:
 
     @property
     def about(self) -> tuple[str, int, str]:
-        """Return why the message is a dead letter, its size in bytes, and its original stream ("": unknown)."""
+        """Return why the message is a dead letter, its size in bytes, and its original stream ("": the server did not
+        write this record).
+        """
         if self.record.get("source") == _SHARED:
             stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
             return f"failed as record {seq}", len(self.payload), stream
-        why, _, rest = str(self.record.get("topic", "")).partition(" ")
-        size, _, stream = rest.partition(" ")
-        return (why, int(size), stream) if size.isdecimal() else ("unknown", len(self.payload), "")
+        if self.record.get("source") != SOURCE:
+            return "not a dead letter", len(self.payload), ""
+        why, size, stream = str(self.record["topic"]).split(" ", 2)
+        return why, int(size), stream
 
     def message(self) -> dict[str, Any]:
         """Return the message as an object of a publish request, for the stream to which it was sent.
@@ -94,7 +97,7 @@ class Letter:
                 "published again; delete it"
             )
         if not stream:
-            raise FyrehoseError(f"letter {self.name} does not name the stream of its message; delete it")
+            raise FyrehoseError(f"record {self.name} is not a dead letter, because a peer has published it; delete it")
         kept: dict[str, Any] = {
             name: self.record[name] for name in ("payload", "payload_base64", "content_type") if name in self.record
         }

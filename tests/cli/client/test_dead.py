@@ -45,9 +45,12 @@ def test_truncated_dead_letter_is_not_published_again() -> None:
         of_a_listener(bytes(MOST + 5)).message()
 
 
-def test_record_that_is_no_dead_letter_is_not_published_again() -> None:
-    with pytest.raises(FyrehoseError, match="does not name the stream"):
-        read(Run.of("dead.figg", [b"x"], source="http", topic="hello world")).message()
+@pytest.mark.parametrize("topic", ["hello world", "Forbidden 1 payments"])
+def test_a_record_of_a_peer_is_not_published_as_a_dead_letter(topic: str) -> None:
+    forged = read(Run.of("dead.figg", [b"x"], source="figg", topic=topic))
+    assert forged.about == ("not a dead letter", 1, "")
+    with pytest.raises(FyrehoseError, match="a peer has published it"):
+        forged.message()
 
 
 @pytest.mark.parametrize("words", [["replay"], ["delete", "--all", "dead.figg/1"]])
