@@ -2,15 +2,17 @@
 """Kill the real server under agents that send unacknowledged events again, and count the events that are stored twice.
 
     resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
-                   [--client raw|pylogbeat|figg] [--busy MS] [--cuts SECONDS] [--seed N] [--directory DIR]
+                   [--client raw|pylogbeat|figg] [--batch N] [--memory SIZE] [--busy MS] [--cuts SECONDS] [--seed N]
+                   [--directory DIR]
 
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
-events on a connection, each sent as one or two windows.  When a connection is lost, each of its batches is sent again
-from its first unacknowledged event, on any connection and in other windows.  About every --cuts seconds an agent closes
-a connection itself, without reading the acknowledgements.  With --client pylogbeat each agent sends a window and waits
-for it; with --client figg it has up to 256 messages without an ACK, numbered from 1, and sends all of them again on its
-next connection (figg.md, "The client").  The events are those of Filebeat; with --plain they all differ, and have no
-identity.  Figg stores everything that is sent again.
+events on a connection (with --batch of exactly N), each sent as one or two windows.  When a connection is lost, each of
+its batches is sent again from its first unacknowledged event, on any connection and in other windows, with the members
+of each event in another order.  About every --cuts seconds an agent closes a connection itself, without reading the
+acknowledgements.  With --client pylogbeat each agent sends a window and waits for it; with --client figg it has up to
+256 messages without an ACK, numbered from 1, and sends all of them again on its next connection (figg.md, "The
+client").  The events are those of Filebeat; with --plain they all differ, and have no identity.  Figg stores everything
+that is sent again.
 
 Each stop, by SIGKILL or SIGTERM at random, comes after at most --busy milliseconds of load.  With --takeovers the
 server is a cluster, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents know the
@@ -56,9 +58,10 @@ SILENCE, RETRY = 10.0, 0.05
 class Agent(threading.Thread):
     """An agent: the events that it has sent, and those that were acknowledged."""
 
-    def __init__(self, name: str, ports: list[int], plain: bool, cuts: float, seed: str) -> None:
+    def __init__(self, name: str, ports: list[int], arguments: argparse.Namespace, seed: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.plain, self.cuts, self.dice = plain, cuts, random.Random(seed)
+        self.plain, self.cuts, self.dice = arguments.plain, arguments.cuts, random.Random(seed)
+        self.batch = arguments.batch
         self.ports = deque(ports)  #: addresses of the servers; the first one is tried next
         self.ephemeral = str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
         self.made, self.acked, self.resent = 0, set[int](), 0
@@ -79,7 +82,9 @@ class Agent(threading.Thread):
         if not self.plain:
             found["agent"] = {"type": "filebeat", "ephemeral_id": self.ephemeral, "name": self.name}
             found["log"] = {"offset": 100 * number, "file": {"path": "/var/log/app.log", "inode": "17"}}
-        return found
+        members = [*found.items()]
+        self.dice.shuffle(members)
+        return dict(members)
 
     def next_batch(self) -> list[int]:
         if self.retry:
@@ -88,7 +93,7 @@ class Agent(threading.Thread):
             return batch
         if self.ending.is_set():
             return []
-        first, self.made = self.made, self.made + self.dice.randint(1, BATCH)
+        first, self.made = self.made, self.made + (self.batch or self.dice.randint(1, BATCH))
         return list(range(first, self.made))
 
     def run(self) -> None:
@@ -273,11 +278,12 @@ class FiggAgent(Agent):
 class OneServer:
     """A single server, which starts again after each stop."""
 
-    def __init__(self, root: Path, resent: str, listener: str) -> None:
+    def __init__(self, root: Path, resent: str, listener: str, memory: str) -> None:
         self.root = root
         self.named = servers.free_ports((listener,))
         self.ports = list(self.named.values())
-        self.options = ("--option", f"lumberjack.resent={resent}", "--option", "journal.min-free=0")
+        chosen = (f"lumberjack.resent={resent}", "journal.min-free=0", f"server.memory={memory}")
+        self.options = tuple(word for each in chosen for word in ("--option", each))
 
     def start(self) -> None:
         self.server = servers.Server(self.root, *self.options, ports=self.named)
@@ -339,6 +345,8 @@ def main() -> int:
     parser.add_argument("--client", choices=("raw", "pylogbeat", "figg"), default="raw")
     parser.add_argument("--plain", action="store_true", help="events without an identity")
     parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=0, help="events of each batch; 0: at random, up to 300")
+    parser.add_argument("--memory", default="512MiB", help="server.memory, and how much of the log is searched")
     parser.add_argument("--busy", type=float, default=400.0, help="the longest load before a stop, in ms")
     parser.add_argument("--cuts", type=float, default=5.0, help="seconds after which an agent closes a connection")
     parser.add_argument("--seed", type=int, default=1)
@@ -347,12 +355,10 @@ def main() -> int:
 
     root = Path(tempfile.mkdtemp(prefix="fyrehose-resent-", dir=arguments.directory))
     cluster = Takeovers(root, arguments.resent, random.Random(arguments.seed)) if arguments.takeovers else None
-    served = cluster or OneServer(root, arguments.resent, "figg" if arguments.client == "figg" else "lumberjack")
+    listener = "figg" if arguments.client == "figg" else "lumberjack"
+    served = cluster or OneServer(root, arguments.resent, listener, arguments.memory)
     kind = {"raw": Agent, "pylogbeat": PyLogBeat, "figg": FiggAgent}[arguments.client]
-    agents = [
-        kind(f"agent-{n}", served.ports, arguments.plain, arguments.cuts, f"{arguments.seed}-{n}")
-        for n in range(arguments.agents)
-    ]
+    agents = [kind(f"agent-{n}", served.ports, arguments, f"{arguments.seed}-{n}") for n in range(arguments.agents)]
     began = time.monotonic()
     try:
         directory = torture(served, agents, arguments)
