@@ -205,6 +205,13 @@ class IJournal(Interface):
         For a retired stream with last number n, return ``(n + 1, n)``, because a later record gets the number n + 1.
         """
 
+    def first_since(stream: str, time: int) -> int:
+        """Return the number of the first record that is served and was accepted at *time* or later.
+
+        :param time: in microseconds since 1970 UTC, by the journal's clock, which never goes back
+        :return: if all records are older, the number of the next one
+        """
+
     def expired(stream: str, time: int) -> bool:
         """Return whether records of *stream* from *time* (microseconds since 1970 UTC) are too old to be served.
 
@@ -406,6 +413,9 @@ class IBroker(Interface):
     def bounds(stream: str, seen: int = 0) -> tuple[int, int]:
         """See :meth:`IJournal.bounds`; *seen* is a number that the reader has seen, and is logged if it is beyond."""
 
+    def first_since(stream: str, time: int) -> int:
+        """See :meth:`IJournal.first_since`."""
+
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
 
@@ -505,6 +515,7 @@ class Abilities:
     :ivar own_connections: its clients do not use just one TCP connection, so they connect by *host* and *port* without
         an *endpoint*, and cannot use TLS or the addresses of several servers
     :ivar consumes: its tailer consumes named subscriptions
+    :ivar times: its tailer begins at a time, which is then *after*, as text
     :ivar patterns: its tailer follows all streams that match a pattern
     :ivar extra: the extra of a package that it needs, or works better with
     """
@@ -514,6 +525,7 @@ class Abilities:
     own_connections: bool = False
     consumes: bool = False
     patterns: bool = False
+    times: bool = False
     extra: Extra | None = None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from enum import Enum
@@ -29,6 +30,8 @@ T = TypeVar("T")
 Network = IPv4Network | IPv6Network
 
 _SIZE = re.compile(r"(\d+)\s*(?:([KMGT])i?B?|B)?", re.IGNORECASE)
+#: The beginning of times that are numbers.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The largest size, in bytes: larger than any file or disk.
 LARGEST = 1 << 60
 #: The longest duration, in seconds: a century, which every clock can count.
@@ -170,6 +173,20 @@ def duration(text: str) -> float:
     if found > LONGEST:
         raise ValueError(f"a duration of at most {LONGEST // 86400} days")
     return found
+
+
+def moment(text: str, now: float) -> int:
+    """Convert a time to microseconds since 1970 UTC: ``2026-11-28T12:00``, in UTC unless it has a zone, or ``-1h``.
+
+    :param now: the present time in seconds since 1970 UTC, from which a time that begins with a minus is counted back
+    """
+    try:
+        if text.startswith("-") and not text.endswith(tuple("0123456789")):  # -1 is rather a number than a second
+            return int((now - duration(text[1:])) * 1_000_000)
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a time such as 2026-11-28T12:00 or -1h") from None
+    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH) // timedelta(microseconds=1)
 
 
 def count(text: str) -> int:

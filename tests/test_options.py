@@ -19,6 +19,7 @@ from fyrehose.options import (
     count,
     counted,
     duration,
+    moment,
     name,
     networks,
     one_of,
@@ -250,3 +251,25 @@ def test_choice_accepts_its_words_and_names_them_in_the_error() -> None:
         with pytest.raises(ValueError) as raised:
             convert(text)
         assert str(raised.value) == f"none, optional or required{advice}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1970-01-01", 0),
+        ("1970-01-01T00:00:01.000002", 1_000_002),
+        ("1970-01-01T02:00:01+02:00", 1_000_000),
+        ("1970-01-01T00:00:01Z", 1_000_000),
+        ("-10s", 90_000_000),
+        ("-250ms", 99_750_000),
+        ("-1m", 40_000_000),
+    ],
+)
+def test_time_is_converted_to_microseconds(text: str, found: int) -> None:
+    assert moment(text, 100.0) == found
+
+
+@pytest.mark.parametrize("text", ["", "-", "-1", "--1h", "yesterday", "1h", "-1y", "2026-13-01", "12:00"])
+def test_invalid_time_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match="a time such as 2026-11-28T12:00 or -1h"):
+        moment(text, 100.0)

@@ -68,7 +68,7 @@ export interface PublishOptions extends RequestOptions {
 }
 
 export interface ReadOptions extends RequestOptions {
-  from?: number;
+  from?: number | string;
   limit?: number;
 }
 
@@ -82,7 +82,7 @@ export interface ConsumeOptions extends ReadOptions {
 }
 
 export interface FollowOptions extends RequestOptions {
-  from?: number;
+  from?: number | string;
   /** The epoch of `from`, as an answer or `restarted` has it, if the program has kept it. */
   epoch?: string;
   /** Whether all tabs of a site that follow the stream have one connection together; in browsers with Web Locks. */

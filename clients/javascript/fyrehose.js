@@ -34,7 +34,7 @@ export class Fyrehose extends Caller {
     return this.#post(stream, lines.join("\n"), "application/x-ndjson", options);
   }
 
-  /** Read records from number `from` on, at most `limit`; or behind the position of a named subscription. */
+  /** Read records from number `from` on, or from a time such as "-1h", at most `limit`; or behind the position of a named subscription. */
   async read(stream, options = {}) {
     return (await this.reading(stream, options)).records;
   }
@@ -52,13 +52,14 @@ export class Fyrehose extends Caller {
 
   /**
    * Follow a stream: yield each record as it becomes durable, and `{gap: [first, last]}` for records that are lost.
-   * It connects again behind the last record. Without `from` it begins with the next record. If the server has another
+   * It connects again behind the last record. Without `from`, a number or a time such as "2026-11-28T12:00" or "-1h", it
+   * begins with the next record. If the server has another
    * journal, such as a restored backup, it yields `{restarted: end, epoch}`, and then the stream from its start; `end` is
    * the last number there. `epoch` in the options is that of `from`, if the program has kept it. With `shared`, all tabs
    * of a site that follow the stream have one connection together, where the browser has locks.
    */
   async *follow(stream, { from, epoch = "", signal, shared = false } = {}) {
-    const own = { next: from, epoch };
+    const own = { next: typeof from === "string" ? await this.#numberOf(stream, from, signal) : from, epoch };
     if (!shared) {
       for await (const item of this.#items(stream, own, signal)) if (item.next === undefined) yield item;
       return;
@@ -150,6 +151,18 @@ export class Fyrehose extends Caller {
     const content = body === undefined ? undefined : JSON.stringify(body);
     const answer = await this.retried(method, path, { ...options, headers, body: content });
     return options.whole ? answer : answer.body;
+  }
+
+  /** Return the number of the first record at a time or later; 1 if the stream does not exist yet. */
+  async #numberOf(stream, time, signal) {
+    const path = `/streams/${encodeURIComponent(stream)}?from=${encodeURIComponent(time)}&limit=0`;
+    try {
+      const { headers } = await this.retried("GET", path, { signal, type: LINES });
+      return Number(headers.get("Fyrehose-From") ?? time);
+    } catch (error) {
+      if (error.status === 404) return 1;
+      throw error;
+    }
   }
 
   async #post(stream, body, type, options) {

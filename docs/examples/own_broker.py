@@ -117,6 +117,9 @@ class LastMessages:
         runs = self._streams.get(stream)
         return (runs[0].first_seq, runs[-1].last_seq) if runs else (1, 0)
 
+    def first_since(self, stream: str, time: int) -> int:
+        raise NotImplementedError("Figg does not use this method")
+
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         for run in self._streams.get(stream, ()):
             if run.last_seq >= start:

@@ -145,6 +145,10 @@ class CallbackBroker:
         last = self._ends.get(stream, 0)
         return last + 1, last
 
+    def first_since(self, stream: str, time: int) -> int:
+        """Return the number of the next record, because nothing is kept."""
+        return self._ends.get(stream, 0) + 1
+
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """Return nothing, because nothing is kept."""
         return ()

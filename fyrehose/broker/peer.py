@@ -225,6 +225,11 @@ class Peer:
         self.broker.is_beyond(stream, seen, bounds[1])
         return bounds
 
+    def first_since(self, stream: str, time: int) -> int:
+        self.check(Action.SUBSCRIBE, stream)
+        found: int = self.broker.journal.first_since(stream, time)
+        return found
+
     def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         self.broker.check_thread()
         self.check(Action.SUBSCRIBE, stream)

@@ -65,7 +65,7 @@ class Floors:
         limit = self.now - age
         found = self._found.get(stream)
         if found is None or found.time < limit:
-            found = self._found[stream] = self._search(stream, last, limit)
+            found = self._found[stream] = search(self.store, stream, last, limit)
         return found.seq
 
     def _age(self, stream: str) -> int:
@@ -77,27 +77,33 @@ class Floors:
             age = self._ages[stream] = int(self.stream_age(stream) * 1_000_000)
         return age
 
-    def _search(self, stream: str, last: int, limit: int) -> Floor:
-        """Return the first number whose record is of the time *limit* or later."""
-        bases = self.store.bases
-        # A segment is created after the last record of the previous segment was written, so a segment created
-        # before the limit is preceded only by older records.
-        at = bisect_left(range(len(bases) - 1), limit, key=lambda i: self.store.created(bases[i + 1]))
-        found = self._search_segment(bases[at], stream, limit)
-        if found is not None:
-            return found
-        if at + 1 < len(bases):
-            return Floor(self.store.before(bases[at + 1], stream) + 1, self.store.created(bases[at + 1]))
-        return Floor(last + 1, limit)
 
-    def _search_segment(self, base: int, stream: str, limit: int) -> Floor | None:
-        """Search the segment at *base*; return None if it has no record of *stream* of the time *limit* or later."""
-        pairs = self.store.index(base).pairs(stream)
-        at = bisect_left(pairs, limit, key=lambda pair: self.store.time_at(base, pair[1]))
-        if not at:
-            return Floor(pairs[0][0], self.store.time_at(base, pairs[0][1])) if pairs else None
-        for batch in self.store.batches(base, stream, pairs[at - 1][0]):
-            runs = batch.streams.get(stream)
-            if runs and runs[0].time >= limit:
-                return Floor(runs[0].first_seq, runs[0].time)
-        return None
+def search(store: Store, stream: str, last: int, limit: int) -> Floor:
+    """Return the first record of *stream* that is of the time *limit*, in microseconds since 1970 UTC, or later.
+
+    :param last: the last number of the stream; if all records are older, the result has the number behind it
+    :raises JournalCorrupt: a segment that had to be read is damaged
+    """
+    bases = store.bases
+    # A segment is created after the last record of the previous segment was written, so a segment created
+    # before the limit is preceded only by older records.
+    at = bisect_left(range(len(bases) - 1), limit, key=lambda i: store.created(bases[i + 1]))
+    found = _search_segment(store, bases[at], stream, limit)
+    if found is not None:
+        return found
+    if at + 1 < len(bases):
+        return Floor(store.before(bases[at + 1], stream) + 1, store.created(bases[at + 1]))
+    return Floor(last + 1, limit)
+
+
+def _search_segment(store: Store, base: int, stream: str, limit: int) -> Floor | None:
+    """Search the segment at *base*; return None if it has no record of *stream* of the time *limit* or later."""
+    pairs = store.index(base).pairs(stream)
+    at = bisect_left(pairs, limit, key=lambda pair: store.time_at(base, pair[1]))
+    if not at:
+        return Floor(pairs[0][0], store.time_at(base, pairs[0][1])) if pairs else None
+    for batch in store.batches(base, stream, pairs[at - 1][0]):
+        runs = batch.streams.get(stream)
+        if runs and runs[0].time >= limit:
+            return Floor(runs[0].first_seq, runs[0].time)
+    return None

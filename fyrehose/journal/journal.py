@@ -119,6 +119,7 @@ class FileJournal:
     applied: int = attrs.field(default=0, init=False)
     #: The methods by which readers find records, those of :class:`Readable`: a method here would cost each read a call.
     bounds: Callable[[str], tuple[int, int]] = attrs.field(init=False)
+    first_since: Callable[[str, int], int] = attrs.field(init=False)
     expired: Callable[[str, int], bool] = attrs.field(init=False)
     ends: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     retired: Callable[[], Mapping[str, int]] = attrs.field(init=False)
@@ -164,6 +165,7 @@ class FileJournal:
         self._readable = readable = Readable(self.store)
         readable.limit_ages(self.stream_age)
         self.bounds, self.expired, self.ends = readable.bounds, readable.expired, readable.ends
+        self.first_since = readable.first_since
         self.retired, self.read, self.latest = readable.retired, readable.read, readable.latest
         self._room = Room(self.directory, self.files)
         self._slow_disk = SlowDisk(self.directory, self.meters)

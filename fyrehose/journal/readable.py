@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 
-from fyrehose.journal.floors import Floors
+from fyrehose.journal.floors import Floors, search
 from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.packing import batch_of, grouped
 from fyrehose.journal.recovery import Recovered
@@ -109,6 +109,11 @@ class Readable:
             return last + 1, last
         oldest = max(self.store.oldest(stream), streams.starts.get(stream, 0) + 1)
         return (oldest if self._floors is None else max(oldest, self._floors.floor(stream, last))), last
+
+    def first_since(self, stream: str, time: int) -> int:
+        """Return the number of the first record of *stream* that readers find, and that is of *time* or later."""
+        first, last = self.bounds(stream)
+        return first if first > last else max(first, search(self.store, stream, last, time).seq)
 
     def ends(self) -> Mapping[str, int]:
         """Return the last number of each stream."""

@@ -190,6 +190,12 @@ class MemoryJournal:
             oldest = max(oldest, young[0] if young else last + 1)
         return oldest, last
 
+    def first_since(self, stream: str, time: int) -> int:
+        """Return the first number from *time* on; see :meth:`.IJournal.first_since`."""
+        first, last = self.bounds(stream)
+        found = next((run.first_seq for run in self._runs.get(stream, ()) if run.time >= time), last + 1)
+        return max(first, found)
+
     def expired(self, stream: str, time: int) -> bool:
         age = self.stream_age(stream)
         return age > 0 and time < self.now() - age * 1_000_000

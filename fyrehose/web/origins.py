@@ -26,6 +26,7 @@ ALLOWED = ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID")
 #: Headers of answers that a page may read.
 EXPOSED = (
     "Fyrehose-Oldest",
+    "Fyrehose-From",
     "Fyrehose-Last",
     "Fyrehose-Epoch",
     "Fyrehose-Generation",

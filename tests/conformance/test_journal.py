@@ -387,6 +387,7 @@ def test_read_returns_records_up_to_the_limit_and_at_least_one(subject: Subject)
 def test_unknown_stream_is_empty(subject: Subject) -> None:
     assert subject.journal.read("none", 1, 1000) == ()
     assert subject.journal.bounds("none") == (1, 0)
+    assert subject.journal.first_since("none", 0) == 1
 
 
 def test_reopened_journal_continues_its_numbers(make: Callable[[], Subject]) -> None:

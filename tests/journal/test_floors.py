@@ -114,6 +114,36 @@ def check(bench: Any, time: Time, times: dict[str, list[int]]) -> None:
         assert served == list(range(oldest, last + 1))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_first_record_of_a_time_is_found_at_equal_times_gaps_and_deleted_segments(
+    open_aging: Any, time: Time, seed: int
+) -> None:
+    dice = Random(seed)
+    bench = open_aging(segment_size=dice.choice([4096, 1 << 16, 1 << 20]), keep_bytes=dice.choice([0, 1 << 17]))
+    times: dict[str, list[int]] = {"a": [], "rare": [], "old.b": []}
+    for _ in range(200):
+        stream, count = dice.choices(list(times), [4, 0.1, 2])[0], dice.randint(1, 3)
+        time.passed += dice.choice([0, 0, 1, SECOND, 30 * SECOND])
+        bench.append(*[b"x" * dice.choice([10, 5000])] * count, stream=stream)
+        times[stream] += [time.wall()] * count
+    wait(bench, time, 1)
+    for stream, known in times.items():
+        oldest, last = bench.journal.bounds(stream)
+        for at in [0, *dice.sample(known, min(30, len(known))), time.wall(), 1 << 62]:
+            for limit in (at - 1, at, at + 1):
+                found = next((n for n, each in enumerate(known, 1) if each >= limit), last + 1)
+                assert bench.journal.first_since(stream, limit) == max(found, oldest)
+
+
+def test_first_record_of_a_time_in_streams_without_records(open_aging: Any, time: Time) -> None:
+    bench = open_aging()
+    bench.append(b"a", b"b", stream="gone")
+    assert bench.journal.first_since("none", 0) == 1
+    assert bench.journal.first_since("gone", time.wall() + 1) == 3
+    bench.journal.retire(["gone"])
+    assert bench.journal.first_since("gone", 0) == 3
+
+
 def test_the_first_served_number_is_the_same_after_a_restart(open_aging: Any, time: Time) -> None:
     bench = open_aging(segment_size=4096)
     for i in range(100):

@@ -31,6 +31,20 @@ test("publishes text, bytes and objects, and reads them back", async () => {
   assert.deepEqual([object.content_type, JSON.parse(object.payload)], ["application/json", { order: 1 }]);
 });
 
+test("reads and follows from a time", async () => {
+  await server.publishMany("timed", ["a", "b"]);
+  assert.equal((await server.read("timed", { from: "-1h" })).length, 2);
+  assert.equal((await server.read("timed", { from: "9999-01-01" })).length, 0);
+  for (const stream of ["timed", "timed later"]) {
+    const following = server.follow(stream, { from: "-1h" });
+    const first = following.next();
+    await server.publish(stream, "c");
+    assert.equal((await first).value.seq, 1);
+    await following.return();
+  }
+  await assert.rejects(server.follow("timed", { from: "yesterday" }).next(), { status: 400 });
+});
+
 test("publishes many messages at once, and refuses those that lines cannot carry", async () => {
   assert.equal((await server.publishMany("many", ["one", { two: 2 }])).last, 2);
   assert.equal((await server.publishMany("many", [])).count, 0);

@@ -113,6 +113,21 @@ class RemoteServer:
         expected = {"lease": "records", "settle": "refused", "redrive": "redriven"}.get(action, "lag")
         return self._ask(expected, "POST", f"{_subscription_path(name)}/{action}", fields)
 
+    def before(self, stream: str, since: int | str | None) -> int | None:
+        """Return the number before the first record of *stream* from *since* on, which may be a time as text.
+
+        :raises FyrehoseError: the server refuses, or does not answer
+        """
+        if not isinstance(since, str):
+            return since
+        if "*" in stream:
+            raise ConfigError(f"a time has another number in each stream that matches {stream!r}; name one stream")
+        path = f"/streams/{quote(stream, safe='', errors='surrogateescape')}"
+        answer = self._answer("GET", f"{path}?{urlencode({'from': since, 'limit': 0})}", None)
+        if b"fyrehose-from" not in answer.headers:
+            raise self._refused(answer)
+        return int(answer.headers[b"fyrehose-from"]) - 1
+
     def delete_subscription(self, name: str) -> None:
         """Delete the subscription *name*.
 
@@ -129,20 +144,22 @@ class RemoteServer:
         :param expected: a key of the object, without which it does not come from Fyrehose; "": it may be any
         :param fields: the JSON object that is sent, if any
         """
-        body = None if fields is None else json.dumps(fields).encode()
-        with BlockingClient(self.url, self.token, self.context, TIMEOUT) as client:
-            try:
-                answer = client.ask(method, path, body)
-            except RemoteProtocolError as error:
-                raise ServerUnavailable(self._not_fyrehose()) from error
-            except OSError as error:
-                raise ServerUnavailable(self._unreachable(error)) from error
+        answer = self._answer(method, path, None if fields is None else json.dumps(fields).encode())
         found = answer.json_object
         if answer.status >= 400 or found is None:
             raise self._refused(answer)
         if expected and expected not in found:
             raise ServerUnavailable(self._not_fyrehose())
         return found
+
+    def _answer(self, method: str, path: str, body: bytes | None) -> ServerAnswer:
+        with BlockingClient(self.url, self.token, self.context, TIMEOUT) as client:
+            try:
+                return client.ask(method, path, body)
+            except RemoteProtocolError as error:
+                raise ServerUnavailable(self._not_fyrehose()) from error
+            except OSError as error:
+                raise ServerUnavailable(self._unreachable(error)) from error
 
     @property
     def _protocol(self) -> str:

@@ -84,15 +84,18 @@ class ServerAddress:
         made.prepare(stream)
         return made
 
-    def tailer(self, reactor: Any, stream: str | None, named: bool = False) -> Any:
+    def tailer(self, reactor: Any, stream: str | None, named: bool = False, timed: bool = False) -> Any:
         """Return an :class:`fyrehose.interfaces.ITailer`, for a subscription to *stream*.
 
         :param stream: a name, or a pattern, in which ``*`` stands for any text
         :param named: whether the client will consume a named subscription
+        :param timed: whether it will begin at a time
         :raises ConfigError: the protocol has no such client, or the stream's name is invalid
         """
         if named and not self.plugin.abilities.consumes:
             raise ConfigError(f"protocol {self.protocol} has no named subscriptions; use --protocol http or relink")
+        if timed and not self.plugin.abilities.times:
+            raise ConfigError(f"protocol {self.protocol} begins at a number; use --protocol http for a time")
         if stream is not None and "*" in stream and not self.plugin.abilities.patterns:
             raise ConfigError(
                 f"protocol {self.protocol} reads one stream by its name; use --protocol http for the pattern {stream!r}"

@@ -68,7 +68,7 @@ def show_one(server: RemoteServer, name: str) -> None:
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
 @click.option("--since", type=SINCE, default="start", show_default=True, help="First record.")
 @click.argument("name")
-def create(server: RemoteServer, stream: str, since: int | None, name: str, **options: Any) -> None:
+def create(server: RemoteServer, stream: str, since: int | str | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
 
     The command may be repeated, but other options for the same name are refused.
@@ -80,7 +80,8 @@ def create(server: RemoteServer, stream: str, since: int | None, name: str, **op
     fields: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
     if "lease" in fields:
         fields["lease"] = round(fields["lease"])
-    fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if since is None else since + 1}
+    after = server.before(stream, since)
+    fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if after is None else after + 1}
     server.create_shared(name, fields)
     click.echo(f"shared subscription {escaped(name)} of {escaped(stream)} is there")
 
@@ -120,23 +121,25 @@ def redrive(server: RemoteServer, name: str) -> None:
 
 @subscriptions.command()
 @_of_a_server
-@click.option("--since", type=SINCE, required=True, help="First record to deliver again: latest, start, or a number.")
+@click.option("--since", type=SINCE, required=True, help="First record to deliver again.")
 @click.option(
     "--stream",
     metavar="STREAM",
     help="The only stream to rewind, of a subscription of a pattern.",
 )
 @_NAME
-def rewind(server: RemoteServer, since: int | None, stream: str | None, name: str) -> None:
+def rewind(server: RemoteServer, since: int | str | None, stream: str | None, name: str) -> None:
     """Set the position of a subscription, backwards or forwards, and disconnect its consumer.
 
     \b
         fyrehose subscriptions rewind billing --since 1000
-        fyrehose subscriptions rewind billing --since start
+        fyrehose subscriptions rewind billing --since -1h
         fyrehose subscriptions rewind all-logs --stream logs.web --since 1000
     """
     if stream is not None and since is None:
         raise click.UsageError("--stream needs --since with a number, or start")
+    if isinstance(since, str):
+        since = server.before(stream or server.subscription(name)["stream"], since)
     seq = "latest" if since is None else since
     shown = server.act(name, "rewind", {"seq": seq} if stream is None else {"positions": {stream: seq}})
     if shown.get("kind") == "shared":

@@ -60,7 +60,7 @@ def tail(
     addresses: tuple[tuple[str, int | None], ...],
     tls: str | None,
     stream: str | None,
-    since: int | None,
+    since: int | str | None,
     subscription: str | None,
     takeover: bool,
     count: int | None,
@@ -76,6 +76,7 @@ def tail(
 
     \b
         fyrehose tail --stream 'logs.*'
+        fyrehose tail --stream orders --since -1h
     """
     if extra:
         raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
@@ -86,7 +87,7 @@ def tail(
     status = running.run(
         lambda reactor: Tailing(
             reactor,
-            at.tailer(reactor, stream, subscription is not None),
+            at.tailer(reactor, stream, subscription is not None, isinstance(since, str)),
             stream,
             formats.chosen(form, os.isatty(1), many=stream is not None and "*" in stream),
             count,
@@ -180,7 +181,7 @@ class Tailing:
     :ivar left: number of messages to write before it ends; None: no limit
     :ivar idle: seconds without a message after which it ends; None: no limit
     :ivar timeout: the longest time to connect, in seconds
-    :ivar since: the number before the first requested record; 0 begins with the oldest record that is kept
+    :ivar since: the number before the first requested record, or its time as text; 0 begins with the oldest record
     :ivar named: the named subscription to consume, if there is one: its position moves when messages are written
     """
 
@@ -192,7 +193,7 @@ class Tailing:
     idle: float | None
     timeout: float
     failures: FinalFailures
-    since: int | None = None
+    since: int | str | None = None
     named: NamedTail | None = None
     output: Output = attrs.field(init=False)
     #: the timer that reports that the stream does not exist, unless a message arrives before

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fyrehose.options import duration, size
+from fyrehose.options import duration, moment, size
 from fyrehose.records import LAST_SEQ
 
 #: Default address of a server's admin listener, and of its http listener.
@@ -49,18 +49,22 @@ class WholeNumber(click.IntRange):
 DURATION, SIZE = Parsed("duration", duration), Parsed("size", size)
 
 
-def since(text: str) -> int | None:
-    """Return the number before the first record to read; None for ``latest``: new records only.
+def since(text: str) -> int | str | None:
+    """Return the number before the first record to read, or its time as text; None for ``latest``: new records only.
 
-    :raises ValueError: *text* is neither ``latest``, ``start`` nor a number
+    :raises ValueError: *text* is neither ``latest``, ``start``, a number nor a time
     """
     if text.lower() == "latest":  # The help shows the words in capitals, so accept them.
         return None
     if text.lower() == "start":
         return 0
-    if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= LAST_SEQ):
-        raise ValueError(f"latest, start, or a record number up to {LAST_SEQ}")
-    return max(int(text) - 1, 0)
+    if text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= LAST_SEQ:
+        return max(int(text) - 1, 0)
+    try:
+        moment("" if text.isdecimal() else text, 0)
+    except ValueError as error:
+        raise ValueError(f"latest, start, a record number up to {LAST_SEQ}, or {error}") from None
+    return text
 
 
 def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
@@ -78,4 +82,4 @@ def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 #: Option types for the record at which to begin to read a stream, and for the addresses of servers.
-SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)
+SINCE, ADDRESSES = Parsed("latest|start|seq|time", since), Parsed("host:port[,...]", addresses)

@@ -62,7 +62,7 @@ class HttpTailer(TCPClient):
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
     _pattern: str | None = attrs.field(default=None, init=False)
-    _after: int | None = attrs.field(default=None, init=False)
+    _after: int | str | None = attrs.field(default=None, init=False)
     _acknowledger: Acknowledger | None = attrs.field(default=None, init=False)
     _takeover: bool = attrs.field(default=False, init=False)
     #: the generation of the named subscription when the server began to send records; None before that
@@ -81,7 +81,7 @@ class HttpTailer(TCPClient):
         self,
         stream: str | None,
         take: Callable[[Run], Any],
-        after: int | None = None,
+        after: int | str | None = None,
         lost: Callable[..., object] | None = None,
         restarted: Callable[..., object] | None = None,
         name: str | None = None,
@@ -92,6 +92,7 @@ class HttpTailer(TCPClient):
         :param stream: a name, or a pattern, in which ``*`` stands for any text
         :param take: if it returns a Deferred, records of a named subscription are acknowledged when that fires: all of
             the run, or those up to the number that is the Deferred's result
+        :param after: a number; or a time such as ``2026-11-28T12:00`` or ``-1h``, at which to begin
         :param lost: called with the first and the last number and, with a pattern, the stream
         :param restarted: called if the server has another journal, with the last number of the stream there and, with a
             pattern, the stream; a pattern then continues with new records, and earlier ones are reported to *lost*
@@ -117,7 +118,7 @@ class HttpTailer(TCPClient):
             self._takeover = takeover
             options = self.connection_options
             self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name, options)
-        elif self._pattern is None and after is not None:
+        elif self._pattern is None and isinstance(after, int):
             self.positions[stream] = after
 
     def shortfall(self, complete: bool) -> str:
@@ -162,7 +163,8 @@ class HttpTailer(TCPClient):
         if self._pattern is not None:
             return "GET", "/streams?" + urlencode({"match": self._pattern, "limit": MOST_LISTED}, errors=ESCAPED)
         if self._stream not in self.positions:
-            return "HEAD", self.path
+            since = "" if self._after is None else "?" + urlencode({"from": self._after})
+            return "HEAD", self.path + since
         return None
 
     @property
@@ -172,7 +174,8 @@ class HttpTailer(TCPClient):
         fields: dict[str, object] = {} if self._pattern is None else {"match": self._pattern}
         if self._acknowledger is not None:
             fields |= {"subscription": self._acknowledger.name}
-            fields |= {} if self._after is None else {"from": self._after + 1}
+            after = self._after
+            fields |= {} if after is None else {"from": after if isinstance(after, str) else after + 1}
             fields |= {"takeover": 1} if self._takeover else {}
         elif self._pattern is None:
             fields |= {"from": self.positions.get(self._stream, 0) + 1}
@@ -182,7 +185,8 @@ class HttpTailer(TCPClient):
     def found(self, answer: ServerAnswer) -> bool:
         """Begin behind the records that *answer*, that to :attr:`question`, reports; return False if it is refused."""
         if self._pattern is None and answer.status == 200 and b"fyrehose-last" in answer.headers:
-            self.positions[self._stream] = int(answer.headers[b"fyrehose-last"])
+            begin = answer.headers.get(b"fyrehose-from")
+            self.positions[self._stream] = int(answer.headers[b"fyrehose-last"]) if begin is None else int(begin) - 1
             self.epoch = epoch_of(answer)
         elif self._pattern is None and answer.status == 404 and answer.media_type == "application/json":
             self.positions[self._stream] = 0  # The stream does not exist yet.

@@ -28,7 +28,7 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[HttpSettings] = HttpSettings
-    abilities: Abilities = Abilities(consumes=True, patterns=True, extra=ZSTD)
+    abilities: Abilities = Abilities(consumes=True, patterns=True, times=True, extra=ZSTD)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))

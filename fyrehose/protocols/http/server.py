@@ -278,6 +278,8 @@ class HttpProtocol(WebProtocol):
     def on_read(self, event: Read) -> None:
         """Start the answer to a GET."""
         self._authenticate(event.request)
+        if event.since is not None:
+            event = attrs.evolve(event, first=self.broker.first_since(event.stream, event.since))
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         elif event.pattern is not None:  # a HEAD
@@ -293,7 +295,8 @@ class HttpProtocol(WebProtocol):
             self.count_refusal(*self.session.refuse(404, "no-such-stream", f"there is no stream {event.stream!r}"))
         else:
             first, last = self.broker.bounds(event.stream, event.first - 1)
-            self._send_records(event, [(event.stream, max(event.first, first), last)], {})
+            found = {} if event.since is None else {"Fyrehose-From": str(event.first)}
+            self._send_records(event, [(event.stream, max(event.first, first), last)], found)
 
     def _origin(self) -> dict[str, str]:
         """Return the headers that say of which epoch the numbers are, and, in a cluster, how old they may be."""
@@ -335,10 +338,14 @@ class HttpProtocol(WebProtocol):
     def on_live(self, event: Live) -> None:
         """Subscribe, and start the answer to a live GET."""
         self._authenticate(event.request, event.request.query.get("token"))
+        begin: dict[str, str] = {}
+        if event.since is not None:
+            first = self.broker.first_since(event.stream, event.since)
+            event, begin = attrs.evolve(event, after=first - 1), {"Fyrehose-From": str(first)}
         if event.subscription is not None and event.request.method != "HEAD":
             self._consume(event)
         else:
-            self._send_events(event, event.after, {})
+            self._send_events(event, event.after, begin)
 
     def _send_events(
         self,

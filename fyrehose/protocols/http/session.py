@@ -24,6 +24,7 @@ import attrs
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern, RemoteProtocolError
 from fyrehose.inflate import CODINGS, SLICE, Inflation
+from fyrehose.options import moment
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
@@ -82,8 +83,8 @@ REFUSALS = (
 USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line, and with {LENGTHS} each "
     "message behind its length",
-    "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, or from the oldest, as one JSON object per line; "
-    "at-least=SEQ waits until this server has that one",
+    "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, a time such as 2026-11-28T12:00 or -1h, or the "
+    "oldest one, as one JSON object per line; at-least=SEQ waits until this server has that one",
     "GET /streams/NAME/live?from=SEQ&epoch=EPOCH": "follow the stream from now, or from SEQ, as server-sent events; "
     "EPOCH is the header Fyrehose-Epoch of the answer that SEQ is from",
     "GET /streams?match=PATTERN&limit=N&page=N": "list the streams that match, such as logs.*",
@@ -133,6 +134,7 @@ class Read:
     :ivar consumer: the name that the client gave itself; empty: it gave none
     :ivar lease: how long no other consumer may have the subscription if the client does not acknowledge, in seconds
     :ivar pattern: the pattern, if *stream* is the text of one; *subscription* is then a subscription to that pattern
+    :ivar since: a time in place of *first*, in microseconds since 1970 UTC
     :ivar at_least: the number of the record for which the request waits until this server has it; 0: it does not wait
     """
 
@@ -147,6 +149,7 @@ class Read:
     lease: int = LEASE
     pattern: Pattern | None = None
     at_least: int = 0
+    since: int | None = None
 
     @property
     def after(self) -> int:
@@ -160,6 +163,7 @@ class Live:
 
     :ivar pattern: the pattern, if *stream* is its text
     :ivar last_event: the number of the last record that the peer has received; None: unknown
+    :ivar since: a time in place of *after*, in microseconds since 1970 UTC
     :ivar epoch: the epoch of these two numbers; empty: unknown
     :ivar subscription: the named subscription, from whose position to begin; None: follow without one
     :ivar takeover: whether to displace another consumer
@@ -169,6 +173,7 @@ class Live:
     stream: str
     after: int | None
     pattern: Pattern | None = None
+    since: int | None = None
     last_event: int | None = None
     epoch: str = ""
     subscription: str | None = None
@@ -404,6 +409,16 @@ class HttpSession(WebSession):
 
     # Internals.
 
+    def _time(self, text: str) -> int:
+        """Return the time *text* in microseconds since 1970 UTC.
+
+        :raises ValueError: it is none; the message is for the peer
+        """
+        try:
+            return moment(text, 0.0 if self.now is None else self.now())
+        except ValueError as error:
+            raise ValueError(f"invalid from: expected a number from 0 to {LAST_SEQ}, or {error}") from None
+
     def _usage(self, request: RequestHead) -> Iterable[object]:
         self.respond(200, json.dumps(USAGE, indent=2).encode() + b"\n")
         return ()
@@ -501,7 +516,11 @@ class HttpSession(WebSession):
             return self.refuse(400, "bad-query", detail)
         last = "" if matching or not live else request.headers.get("last-event-id", "")
         try:
-            numbers = _numbers(request, *_parameters(live, matching, subscription is not None))
+            known, others = _parameters(live, matching, subscription is not None)
+            since = self._time(query["from"]) if "from" in known and not query.get("from", "0").isdecimal() else None
+            numbers = _numbers(request, known, others if since is None else [*others, "from"])
+            if since is not None and matching:
+                raise ValueError("invalid from: a time has another number in each stream; expected a number")
             pattern = Pattern.of_peer(query["match"]) if matching else None
             if "token" in query:
                 _check_token(request)
@@ -525,18 +544,20 @@ class HttpSession(WebSession):
                     lease=max(1, numbers.get("lease", LEASE)),
                     pattern=pattern,
                     at_least=numbers.get("at-least", 0),
+                    since=since,
                 ),
             )
         last_event = int(last) if last else None
         after = max(0, numbers["from"] - 1) if "from" in numbers else None
         if last_event is not None and subscription is None:
-            after = last_event
+            after, since = last_event, None
         return (
             Live(
                 request=request,
                 stream=stream,
                 after=after,
                 pattern=pattern,
+                since=since,
                 last_event=last_event,
                 epoch=epoch,
                 subscription=subscription,

@@ -71,7 +71,10 @@ class Server:
     def _answers(self) -> Iterator[bytes]:
         while True:
             found = self.answers.pop(0) if self.answers else self.answer
-            yield b"HTTP/1.1 204 No Content\r\n\r\n" if found is None else own(found, self.status)
+            if isinstance(found, bytes):  # the number of a time
+                yield b"HTTP/1.1 200 OK\r\nFyrehose-From: %b\r\nContent-Length: 0\r\n\r\n" % found
+            else:
+                yield b"HTTP/1.1 204 No Content\r\n\r\n" if found is None else own(found, self.status)
 
     @property
     def asked(self) -> list[tuple[str, str, bytes]]:
@@ -147,6 +150,22 @@ def test_rewinding_names_the_first_record(server: Server, since: str, seq: objec
     method, url, body = server.asked[0]
     assert (method, url) == ("POST", "/subscriptions/billing/rewind")
     assert json.loads(body) == {"seq": seq}
+
+
+@pytest.mark.parametrize(("stream", "answers"), [([], [BILLING]), (["--stream", "orders"], [])])
+def test_rewinding_to_a_time_asks_for_its_number(server: Server, stream: list[str], answers: list[Any]) -> None:
+    server.answers = [*answers, b"8"]
+    server.answer = BILLING
+    assert server.run("rewind", "billing", "--since", "-1h", *stream).exit_code == 0
+    asked = [asked[:2] for asked in server.asked[len(answers) :]]
+    assert asked == [("GET", "/streams/orders?from=-1h&limit=0"), ("POST", "/subscriptions/billing/rewind")]
+    assert json.loads(server.asked[-1][2]) == ({"positions": {"orders": 7}} if stream else {"seq": 7})
+
+
+def test_pattern_is_rewound_to_a_time_stream_by_stream(server: Server) -> None:
+    server.answers = [LOGS]
+    result = server.run("rewind", "logs", "--since", "2026-11-28T12:00")
+    assert "a time has another number in each stream that matches 'logs.*'; name one stream" in result.output
 
 
 def test_subscriptions_are_deleted(server: Server) -> None:

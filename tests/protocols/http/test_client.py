@@ -39,7 +39,7 @@ class Endpoint:
 class Bench:
     """A tailer that is connecting, and everything that it passed on."""
 
-    def __init__(self, after: int | None = None, stream: str = "a/b", take: Any = None, **named: Any) -> None:
+    def __init__(self, after: int | str | None = None, stream: str = "a/b", take: Any = None, **named: Any) -> None:
         self.clock, self.endpoint = Clock(), Endpoint()
         self.tailer = HttpTailer(self.clock, self.endpoint, "h:1")  # type: ignore[arg-type]
         self.runs: list[Run] = []
@@ -526,3 +526,15 @@ def test_list_of_a_follower_that_lags_is_no_restart() -> None:
     bench.lose()
     bench.say(listing("e1", 5) % b"Fyrehose-Age: 0.100\r\n")
     assert (bench.restarted, bench.lost) == ([], [])
+
+
+def test_tailer_asks_which_number_a_time_has_and_begins_there() -> None:
+    bench = Bench("-1h")
+    assert bench.request == "HEAD /streams/a%2Fb?from=-1h HTTP/1.1"
+    bench.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nFyrehose-Last: 9\r\nFyrehose-From: 5\r\n")
+    bench.clock.advance(0)
+    assert bench.request.startswith("GET /streams/a%2Fb/live?from=5")
+
+
+def test_named_subscription_of_a_tailer_may_begin_at_a_time() -> None:
+    assert "from=2026-11-28T12%3A00" in Bench("2026-11-28T12:00", name="billing").request

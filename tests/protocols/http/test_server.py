@@ -1045,3 +1045,24 @@ def test_answers_name_the_epoch_of_their_numbers(make: Make) -> None:
     peer = server.connect()
     assert peer.ask("GET /streams/s").headers["fyrehose-epoch"] == "e1"
     assert peer.ask("GET /streams").json["epoch"] == "e1"
+
+
+def test_reads_and_events_begin_at_a_time(make: Make) -> None:
+    server = make()
+    for second in (10, 20, 20, 30):
+        server.journal.now = lambda at=second: at * 1_000_000  # type: ignore[misc]
+        server.publish(b"%d" % second)
+    for text, first in (
+        ("1970-01-01", 1),
+        ("1970-01-01T00:00:20", 2),
+        ("1970-01-01T00:00:20.000001", 4),
+        ("2026-01-01", 5),
+    ):
+        answer = server.connect().ask(f"GET /streams/s?from={text}")
+        assert [line["seq"] for line in answer.lines] == list(range(first, 5))
+        assert answer.headers["fyrehose-from"] == str(first)
+        assert server.connect().ask(f"HEAD /streams/s?from={text}").headers["fyrehose-from"] == str(first)
+        peer = server.connect()
+        peer.say(f"GET /streams/s/live?from={text}")
+        assert f'"from": {first}' in peer.hear().decode()
+    assert server.connect().ask("GET /streams/none?from=-1h").status == 404

@@ -469,3 +469,33 @@ def test_another_header_may_be_the_key(headers: list[str], key: str | None) -> N
     part, _ = HttpSession(None, limits=limits).receive_data(request("POST /streams/s", *headers, body=b"x"))
     assert isinstance(part, PublishPart)
     assert part.key == key
+
+
+@pytest.mark.parametrize(
+    ("text", "since"),
+    [("1970-01-01T00:00:02", 2_000_000), ("1970-01-01T02:00:02%2B02:00", 2_000_000), ("-1m", 40_000_000)],
+)
+def test_reads_may_begin_at_a_time(text: str, since: int) -> None:
+    session = HttpSession(None, limits=RequestLimits(message=10, body=100), now=lambda: 100.0)
+    (read,) = session.receive_data(request(f"GET /streams/s?from={text}"))
+    assert isinstance(read, Read)
+    assert (read.since, read.first) == (since, 0)
+    session.respond(200, b"")
+    session.next_events()
+    (live,) = session.receive_data(request(f"GET /streams/s/live?from={text}"))
+    assert isinstance(live, Live)
+    assert (live.since, live.after) == (since, None)
+
+
+def test_last_event_counts_more_than_a_time() -> None:
+    (live,) = make().receive_data(request("GET /streams/s/live?from=-1h", "Last-Event-ID: 7"))
+    assert isinstance(live, Live)
+    assert (live.since, live.after) == (None, 7)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["s?from=yesterday", "s/live?from=1h", "s?from=", "*?match=a*&subscription=x&from=-1h", "*/live?match=a*&from=-1h"],
+)
+def test_invalid_time_is_refused(path: str) -> None:
+    assert refused(make(), request(f"GET /streams/{path}")) == (400, "bad-query")
