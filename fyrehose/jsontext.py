@@ -19,6 +19,11 @@ def quoted(text: str) -> str:
     return _without_line_ends(encode_basestring(text))
 
 
+def one_line(text: str) -> str:
+    """Return the JSON *text* without line ends; those between its tokens become spaces."""
+    return _without_line_ends(text.replace("\n", " ").replace("\r", " "))
+
+
 def dumped(value: object) -> bytes:
     """Return *value* as JSON in UTF-8, without line ends.
 

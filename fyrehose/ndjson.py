@@ -3,7 +3,8 @@
     {"stream": "log", "seq": 7, "time": 1763683200000000, "source": "figg", "payload": "..."}
 
 Times are microseconds since 1970 UTC.  Fields that are unknown, or without a value, are omitted.  A payload that is not
-UTF-8 is encoded in ``payload_base64`` instead.  No object has a character at which some program ends a line.
+UTF-8 is encoded in ``payload_base64`` instead; one that is JSON can be a value instead of a text.  No object has a
+character at which some program ends a line.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from __future__ import annotations
 from base64 import b64encode
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import attrs
 
-from fyrehose.jsontext import dumped, quoted
+from fyrehose.jsontext import dumped, loaded, one_line, quoted
 from fyrehose.kernels import columns
-from fyrehose.records import Record, Run
+from fyrehose.records import Buffer, Record, Run
 
 #: Bytes of a payload in a piece: a multiple of 3, for base64.  In JSON, a piece may be six times as long.
 STEP = 3 * 7_000
 #: Bytes of a payload that one call checks to find out whether the payload is UTF-8, and bytes that are decoded at once.
 CHECKED, DECODED = 4 << 20, 64 << 10
+#: The largest message that is parsed as JSON, in bytes: parsing a larger one would block the reactor for too long.
+MOST_PARSED = 4 << 20
 #: Limit of the number of records whose checks are kept.
 KEPT = 1_024
 _Decoder = getincrementaldecoder("utf-8")
@@ -47,32 +51,45 @@ def fields(record: Record) -> dict[str, Any]:
     return {name: value for name, value in candidates.items() if value is not None}
 
 
-def as_object(record: Record) -> bytes:
-    """Return *record* as a JSON object in UTF-8, without any line feed."""
-    shown = fields(record)
-    try:
-        shown["payload"] = record.payload.decode()
-    except UnicodeDecodeError:
-        shown["payload_base64"] = b64encode(record.payload).decode()
-    return dumped(shown)
+def as_object(record: Record, values: bool = False) -> bytes:
+    """Return *record* as a JSON object in UTF-8, without any line feed; for *values* see :func:`objects`."""
+    return b"%b, %b}" % (dumped(fields(record))[:-1], _payload(record.payload, values and _is_json(record)).encode())
 
 
-def objects(run: Run) -> Iterator[bytes]:
+def objects(run: Run, values: bool = False) -> Iterator[bytes]:
     """Yield each record of *run* as a JSON object in UTF-8.
 
     The fields that all records have in common are encoded once, unless the run has optional columns.
+
+    :param values: whether the payload of a JSON message of at most :data:`MOST_PARSED` bytes is a value
     """
     around = _around(run)
     if around is None:
-        yield from map(as_object, run.records())
+        for record in run.records():
+            yield as_object(record, values)
         return
+    values = values and _is_json(run)
     head, middle = around
     for seq, payload in enumerate(run.payloads(), run.first_seq):
-        try:
-            text = f'"payload": {quoted(str(payload, "utf-8"))}}}'
-        except UnicodeDecodeError:
-            text = f'"payload_base64": "{b64encode(payload).decode()}"}}'
-        yield f"{{{head}{seq}{middle}{text}".encode()
+        yield f"{{{head}{seq}{middle}{_payload(payload, values)}}}".encode()
+
+
+def _is_json(labels: Run | Record) -> bool:
+    """Return whether the messages with these labels say that they are JSON."""
+    return (labels.content_type or "").partition(";")[0].strip().lower() == "application/json"
+
+
+def _payload(payload: Buffer, value: bool) -> str:
+    """Return the member of an object that has *payload*, as a value if *value* is true and the payload is JSON."""
+    try:
+        text = str(payload, "utf-8")
+        if value and len(payload) <= MOST_PARSED:
+            with suppress(ValueError):
+                loaded(bytes(payload))
+                return f'"payload": {one_line(text)}'
+        return f'"payload": {quoted(text)}'
+    except UnicodeDecodeError:
+        return f'"payload_base64": "{b64encode(payload).decode()}"'
 
 
 def joined(run: Run, between: bytes, begin: str = "") -> bytes:
@@ -171,6 +188,8 @@ def piece_of(payload: memoryview, begin: int, text: bool) -> tuple[bytes, int]:
     return quoted(found)[1:-1].encode(), begin + len(data) - len(decoder.getstate()[0])
 
 
-def lines(runs: Iterable[Run]) -> bytes:
-    """Return the records of *runs* as newline-delimited JSON in UTF-8."""
+def lines(runs: Iterable[Run], values: bool = False) -> bytes:
+    """Return the records of *runs* as newline-delimited JSON in UTF-8; for *values* see :func:`objects`."""
+    if values:
+        return b"".join(b"%b\n" % each for run in runs for each in objects(run, values))
     return b"".join(joined(run, b"\n") for run in runs)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fyrehose import ndjson
 from fyrehose.ndjson import (
     CHECKED,
     END,
@@ -134,3 +135,36 @@ def test_readers_of_one_record_share_its_check_and_the_latest_checks_are_kept() 
     assert checks.of(runs[-1]) not in found
     assert checks.of(runs[0]) is found[0]
     assert checks.of(runs[1]) is not found[1], "the least recently used check is still kept"
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type", "value"),
+    [
+        (b'{"a": [1.50, "\xc3\xbc"]}', "application/json", '{"a": [1.50, "\u00fc"]}'),
+        (b" \n[1,\r\n2]\n", "Application/JSON; charset=utf-8", "  [1,  2] "),
+        ('"\u2028\u0085"'.encode(), "application/json", '"\\u2028\\u0085"'),
+        (b"12345678901234567890.0", "application/json", "12345678901234567890.0"),
+        (b'{"a": 1}', None, '"{\\"a\\": 1}"'),
+        (b'{"a": 1}', "text/plain", '"{\\"a\\": 1}"'),
+        (b"{broken", "application/json", '"{broken"'),
+        (b"[NaN]", "application/json", '"[NaN]"'),
+        (b'"\\ud800"', "application/json", '"\\"\\\\ud800\\""'),
+        (b"", "application/json", '""'),
+    ],
+)
+def test_json_message_is_a_value_in_one_line_if_asked_for(payload: bytes, content_type: str | None, value: str) -> None:
+    for more in ({}, {"producer_seq": 7}):
+        run = Run.of("s", [payload], source="t", content_type=content_type, **more).numbered(1, 5)
+        (line,) = ndjson.lines([run], values=True).decode().splitlines()
+        assert line.endswith(f', "payload": {value}}}')
+        assert json.loads(line)["payload"] == json.loads(value)
+        assert json.loads(ndjson.lines([run]))["payload"] == payload.decode()
+
+
+def test_bytes_and_very_large_messages_are_no_values() -> None:
+    run = Run.of("s", [b"\xff", b"1" * (ndjson.MOST_PARSED + 1)], source="t", content_type="application/json").numbered(
+        1, 5
+    )
+    first, second = map(json.loads, ndjson.lines([run], values=True).splitlines())
+    assert first["payload_base64"] == "/w=="
+    assert isinstance(second["payload"], str)

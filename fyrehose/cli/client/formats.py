@@ -32,8 +32,8 @@ def raw(run: Run) -> bytes:
 
 
 def as_json(run: Run) -> bytes:
-    """Return one JSON object a line: see :mod:`fyrehose.ndjson`."""
-    return lines((run,))
+    """Return one JSON object a line, in which a JSON message is a value: see :mod:`fyrehose.ndjson`."""
+    return lines((run,), values=True)
 
 
 FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}

@@ -44,12 +44,14 @@ class Form:
     :ivar after: the text after the record's JSON object
     :ivar numbered: whether the record's number goes first, as the id of an event
     :ivar epoch: the epoch of the numbers, which precedes them in ids; empty: none does
+    :ivar values: whether JSON messages that fit into a piece are values, not texts
     """
 
     before: bytes
     after: bytes
     numbered: bool = False
     epoch: str = ""
+    values: bool = False
 
     def id_line(self, seq: int) -> bytes:
         """Return the line with the id of an event, which the peer sends back as its Last-Event-ID."""
@@ -64,7 +66,7 @@ class Form:
         found: list[bytes] = []
         room, last = PIECE, runs[0].first_seq - 1
         for run in runs:
-            records = ndjson.objects(run)
+            records = ndjson.objects(run, self.values)
             for seq, size in enumerate(run.sizes, run.first_seq):
                 if size > room or len(found) == TURN_RECORDS:
                     return Encoded(b"".join(found), last, len(found))
@@ -108,6 +110,12 @@ def event_form(epoch: str) -> Form:
     return Form(b"data: ", b"\n\n", numbered=True, epoch=epoch)
 
 
+@cache
+def with_values(form: Form) -> Form:
+    """Return *form* with JSON messages as values, always the same object for a form."""
+    return attrs.evolve(form, values=True)
+
+
 @implementer(ISubscription)
 @attrs.define(eq=False)
 class ReadAnswer:
@@ -122,6 +130,7 @@ class ReadAnswer:
     last: int
     left: int
     then: list[tuple[str, int, int]] = attrs.field(factory=list)
+    form: Form = LINE
     _paused: bool = attrs.field(default=True, init=False)
     _queued: bool = attrs.field(default=False, init=False)
 
@@ -194,10 +203,10 @@ class ReadAnswer:
 
     def _send(self, runs: tuple[Run, ...]) -> int:
         """Send the first of *runs*, as many as fit into a piece, and return their cost in the turn, in bytes."""
-        encoded = LINE.encode(runs)
+        encoded = self.form.encode(runs)
         if not encoded.records:
             self.next, self.left = runs[0].first_seq + 1, self.left - 1
-            self.connection.send_record(LINE.large(runs[0], self.connection.factory.checks))
+            self.connection.send_record(self.form.large(runs[0], self.connection.factory.checks))
             return len(runs[0].payload) // 16
         self.next, self.left = encoded.last + 1, self.left - encoded.records
         self.connection.session.send(encoded.data)

@@ -13,14 +13,13 @@ from struct import Struct
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
+from fyrehose.ndjson import MOST_PARSED
 from fyrehose.records import Column, column_of
 from fyrehose.web.session import JSON
 
 #: The expected size of a message of unknown length, in bytes; a message that grows larger is expected to reach the
 #: limit.
 SMALL = 64 << 10
-#: The largest message that is parsed, in bytes: parsing a larger one would block the reactor for too long.
-MOST_PARSED = 4 << 20
 #: The length field before each message of a body with lengths.
 _LENGTH = Struct(">I")
 

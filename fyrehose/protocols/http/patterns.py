@@ -18,7 +18,7 @@ from zope.interface import implementer
 from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
-from fyrehose.protocols.http.answers import UNNUMBERED, LiveAnswer
+from fyrehose.protocols.http.answers import UNNUMBERED, Form, LiveAnswer
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery
 from fyrehose.web.session import EVENTS
@@ -62,8 +62,8 @@ class _Part:
 class PatternAnswer(LiveAnswer):
     """The answer with the new records of every stream that matches *pattern*; it manages all its subscriptions."""
 
-    def __init__(self, connection: HttpProtocol, pattern: Pattern) -> None:
-        super().__init__(connection, UNNUMBERED)
+    def __init__(self, connection: HttpProtocol, pattern: Pattern, form: Form = UNNUMBERED) -> None:
+        super().__init__(connection, form)
         self._pattern = pattern
         self._place: Callable[[str], int | None] | None = None
         self._parts: dict[str, ISubscription] = {}

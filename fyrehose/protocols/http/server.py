@@ -36,7 +36,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
 from fyrehose.options import duration, exact_size, fixed, option, size
-from fyrehose.protocols.http.answers import LiveAnswer, ReadAnswer
+from fyrehose.protocols.http.answers import LINE, UNNUMBERED, Form, LiveAnswer, ReadAnswer, event_form, with_values
 from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
 from fyrehose.protocols.http.leasing import carry_out
@@ -164,6 +164,11 @@ class Upload:
         if 1 < len(self.ranges) <= MOST_RANGES:  # Other publishers used the numbers in between.
             answer["ranges"] = self.ranges
         return answer
+
+
+def _form_of(event: Read | Live, form: Form) -> Form:
+    """Return *form* as the request wants it: with JSON messages as values or as texts."""
+    return with_values(form) if event.request.query.get("payload") == "json" else form
 
 
 class HttpProtocol(WebProtocol):
@@ -320,7 +325,7 @@ class HttpProtocol(WebProtocol):
             self.session.end()
             self._end_consumption()
         else:
-            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:])
+            self._streamed = ReadAnswer(self, *parts[0], event.limit, parts[1:], _form_of(event, LINE))
             self.attach(self._streamed)
 
     def on_list(self, event: List) -> None:
@@ -360,7 +365,7 @@ class HttpProtocol(WebProtocol):
         """
         headers = {**self._origin(), **headers}
         if event.pattern is not None and event.request.method != "HEAD":
-            following = PatternAnswer(self, event.pattern)
+            following = PatternAnswer(self, event.pattern, _form_of(event, UNNUMBERED))
             following.follow(place, headers)
             self._streamed = following
         elif event.pattern is not None:
@@ -377,7 +382,8 @@ class HttpProtocol(WebProtocol):
         If the client names a number beyond the end or of another epoch, the answer says that the numbers have begun
         again, and begins at the start of the stream, or at the position of the named subscription.
         """
-        end, answer, named = self.broker.bounds(event.stream)[1], LiveAnswer(self), event.subscription is not None
+        answer = LiveAnswer(self, _form_of(event, event_form(self.broker.epoch)))
+        end, named = self.broker.bounds(event.stream)[1], event.subscription is not None
         asked = event.after if event.last_event is None else event.last_event
         other = asked is not None and event.epoch not in ("", self.broker.epoch)
         subscription = self.broker.subscribe(event.stream, 0 if other and not named else after, answer)

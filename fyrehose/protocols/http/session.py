@@ -524,6 +524,8 @@ class HttpSession(WebSession):
             pattern = Pattern.of_peer(query["match"]) if matching else None
             if "token" in query:
                 _check_token(request)
+            if query.get("payload", "json") not in ("json", "text"):
+                raise ValueError("invalid payload: expected json, or text, the default")
             if subscription is None and "wait" in numbers and "at-least" not in numbers:
                 raise ValueError("wait without at-least: expected at-least=SEQ, the number of the record to wait for")
             epoch, last = _last_event(last) if last else (query.get("epoch", ""), "")
@@ -584,6 +586,7 @@ def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int]
     others = (
         ("match", matching),
         ("subscription", True),
+        ("payload", True),
         ("token", live and not matching),
         ("epoch", live and not matching),
         ("consumer", named and not live),

@@ -1066,3 +1066,21 @@ def test_reads_and_events_begin_at_a_time(make: Make) -> None:
         peer.say(f"GET /streams/s/live?from={text}")
         assert f'"from": {first}' in peer.hear().decode()
     assert server.connect().ask("GET /streams/none?from=-1h").status == 404
+
+
+@pytest.mark.parametrize("more", ["", "&subscription=x"])
+def test_json_messages_are_values_if_the_request_says_so(make: Make, more: str) -> None:
+    server = make()
+    kind = "Content-Type: application/json"
+    server.connect().ask("POST /streams/s", kind, body=b'{"message":"hello"}')
+    for payload, found in (("json", {"message": "hello"}), ("text", '{"message":"hello"}')):
+        (line,) = server.connect().ask(f"GET /streams/s?limit=1&payload={payload}").lines
+        assert line["payload"] == found
+        for path in ("s/live?from=1&", "*/live?match=s*&"):
+            peer = server.connect()
+            peer.say(f"GET /streams/{path}payload={payload}{more and more + payload + path[0].replace('*', 'p')}")
+            peer.hear()
+            server.connect().ask("POST /streams/s", kind, body=b'{"message":"hello"}')
+            *_, event = re.findall(r"data: (.*)", peer.hear().decode())
+            assert json.loads(event)["payload"] == found
+    assert server.connect().ask("GET /streams/s?payload=xml").status == 400
