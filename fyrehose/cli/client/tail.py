@@ -76,7 +76,6 @@ def tail(
 
     \b
         fyrehose tail --stream 'logs.*'
-        fyrehose tail --stream orders --since -1h
     """
     if extra:
         raise click.UsageError(f"unexpected argument {extra[0]!r}; name the stream with --stream {extra[0]}")
