@@ -66,7 +66,7 @@ def show_one(server: RemoteServer, name: str) -> None:
 @click.option("--dead", metavar="STREAM", help="Stream of dead letters; none: only count.")
 @click.option("--window", type=WholeNumber(1, 100_000), help="Most open records.  [default: 1000]")
 @click.option("--key", metavar="KEY", help="Keep order by topic, producer or JSON member.")
-@click.option("--since", type=SINCE, default="start", show_default=True, help="First record.")
+@click.option("--since", type=SINCE, default="start", show_default=True, help="First record, or time.")
 @click.argument("name")
 def create(server: RemoteServer, stream: str, since: int | str | None, name: str, **options: Any) -> None:
     """Create a shared subscription, whose records several workers share.
@@ -121,7 +121,7 @@ def redrive(server: RemoteServer, name: str) -> None:
 
 @subscriptions.command()
 @_of_a_server
-@click.option("--since", type=SINCE, required=True, help="First record to deliver again.")
+@click.option("--since", type=SINCE, required=True, help="First record to deliver again, or time.")
 @click.option(
     "--stream",
     metavar="STREAM",

@@ -47,7 +47,7 @@ MOST_NAMED = 10
     metavar="NAME",
     help="Stream to read (not with backbone), or pattern.",
 )
-@click.option("--since", type=SINCE, default="latest", show_default=True, help="First record.")
+@click.option("--since", type=SINCE, default="latest", show_default=True, help="First record, or time.")
 @click.option("--subscription", metavar="NAME", help="Named subscription to continue.")
 @click.option("--takeover", is_flag=True, help="Displace another consumer of it.")
 @click.option("--count", type=WholeNumber(1), help="Stop after this many messages.")

@@ -82,4 +82,4 @@ def addresses(text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 #: Option types for the record at which to begin to read a stream, and for the addresses of servers.
-SINCE, ADDRESSES = Parsed("start|seq|time", since), Parsed("host:port[,...]", addresses)
+SINCE, ADDRESSES = Parsed("latest|start|seq", since), Parsed("host:port[,...]", addresses)
