@@ -44,6 +44,7 @@ from fyrehose.protocols.relink.events import Decided
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
+from fyrehose.protocols.syslog.session import SyslogServerSession
 from fyrehose.subscriptions.lane import Lane, Leased, State
 from fyrehose.subscriptions.pool import LeasePool
 from fyrehose.subscriptions.table import SharedSubscriptions
@@ -55,7 +56,7 @@ import tables
 
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Registry.begin_write
-_send_acks = FiggServerSession.send_acks
+_send_acks, _answer = FiggServerSession.send_acks, SyslogServerSession.acknowledge
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _end, _subscribe_after = Requested.end, SnapshotProtocol.subscribe_after
@@ -308,6 +309,15 @@ BUGS = {
         ),
     ),
     "figg: nothing is sent again": Bug("figg", (PublishWindow, "to_resend", lambda window: [])),
+    "syslog: answered before it is durable": Bug("syslog", (FileJournal, "submit", _told_at_once)),
+    "syslog: answers one too many": Bug(
+        "syslog",
+        (
+            SyslogServerSession,
+            "acknowledge",
+            lambda session, numbers: _answer(session, [number + 1 for number in numbers]),
+        ),
+    ),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),

@@ -37,6 +37,14 @@ LUMBERJACK = (
     (b"2W\0\0\0\x012C\0\xff\0\0", b"x"),
     (b"9Z" + bytes(20), b""),
 )
+#: The second and third peer send endless messages.
+SYSLOG = (
+    (b"", b""),
+    (b"<13>endless", b"x"),
+    (b"1 open 0\n2 syslog 999999999 ", b"x"),
+    (b"1 open 0\n", b"".join(b"%d hostile 0\n" % n for n in range(2, 52))),
+    (b"nonsense\n", b""),
+)
 #: The second peer sends an endless body; the third requests more before it reads any answer.
 HTTP = (
     (b"", b""),
@@ -124,6 +132,10 @@ class HostileRelink(Hostile):
     port, says = 7733, RELINK
 
 
+class HostileSyslog(Hostile):
+    port, says = 2514, SYSLOG
+
+
 class HostileHttp(Hostile):
     port, says = 8117, HTTP
 
@@ -176,5 +188,6 @@ PEERS: dict[str, Any] = {
     "Figg": HostileFigg,
     "Lumberjack": HostileLumberjack,
     "Relink": HostileRelink,
+    "Syslog": HostileSyslog,
     "Workers": HostileHttp,
 }

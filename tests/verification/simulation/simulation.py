@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from syslog import Syslog
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +41,7 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
     "figg": (Figg,),
     "lumberjack": (Lumberjack,),
     "relink": (Relink,),
+    "syslog": (Syslog,),
     "workers": (Workers,),
     # The clients of Figg and Relink read also the streams that the other protocols' clients publish.
     "mixture": (
