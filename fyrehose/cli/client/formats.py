@@ -32,11 +32,16 @@ def raw(run: Run) -> bytes:
 
 
 def as_json(run: Run) -> bytes:
+    """Return one JSON object a line: see :mod:`fyrehose.ndjson`."""
+    return lines((run,))
+
+
+def as_values(run: Run) -> bytes:
     """Return one JSON object a line, in which a JSON message is a value: see :mod:`fyrehose.ndjson`."""
     return lines((run,), values=True)
 
 
-FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_json}
+FORMATS: dict[str, Format] = {"text": text, "raw": raw, "json": as_values}
 
 
 def chosen(name: str, terminal: bool, many: bool = False) -> Format:

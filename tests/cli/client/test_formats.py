@@ -61,3 +61,9 @@ def test_plain_text_is_unchanged_on_a_terminal() -> None:
     run = Run.of("s", ["日本\u3000語 👩‍🚀 \\".encode(), b"plain"], source="x").numbered(1, 0)
     for form in FORMATS:
         assert chosen(form, terminal=True)(run) == FORMATS[form](run)
+
+
+def test_json_messages_are_values_for_tail_and_texts_for_files() -> None:
+    run = Run.of("s", [b'{"a":1}'], source="t", content_type="application/json").numbered(1, 5)
+    assert b', "payload": {"a":1}}\n' in chosen("json", terminal=False)(run)
+    assert b', "payload": "{\\"a\\":1}"}\n' in as_json(run)
