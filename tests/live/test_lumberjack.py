@@ -118,7 +118,7 @@ def test_events_of_pylogbeat_are_stored_as_they_were_sent(place: Place) -> None:
 
 
 def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(start: Any, tmp_path: Path) -> None:
-    """Join the parts by the function of the page, in records of HTTP, of ``tail`` and of ``journal export``."""
+    """Join the parts by the function of the page, in records of HTTP and of ``journal export``."""
     page = (Path(__file__).parents[2] / "docs" / "protocols" / "lumberjack.md").read_text(encoding="utf-8")
     [code] = [each for each in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def joined(" in each]
     names: dict[str, Any] = {}
@@ -133,9 +133,6 @@ def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(sta
     at = f"127.0.0.1:{server.port('http')}"
     with urllib.request.urlopen(f"http://{at}/streams/lumberjack", timeout=60) as answer:
         assert [*names["joined"](map(json.loads, answer))] == expected
-    words = ["tail", "--protocol", "http", "--from", at, "--stream", "lumberjack", "--since", "start", "--count", "4"]
-    tailed = subprocess.run([FYREHOSE, *words, "--format", "json"], capture_output=True, check=True, timeout=60).stdout
-    assert [*names["joined"](map(json.loads, tailed.splitlines()))] == expected
     assert server.stop() == 0
     words = ["journal", "export", str(server.directory / "data"), str(tmp_path / "all.ndjson")]
     subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60)
