@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, fail, maybeDeferred
 
-from fyrehose.errors import InvalidPosition, SubscriptionConflict
+from fyrehose.errors import InvalidPosition, SubscriptionConflict, Unreplicated
 from fyrehose.identity import Action as Right
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
@@ -101,6 +101,8 @@ class Sharing:
         for item in items:
             stream = item.stream or shared.options.stream
             if stream not in shared.pool.lanes:
+                if not self.table.journal.standing.leads_alone:
+                    return fail(Unreplicated("another server may lead, and know more streams; try again"))
                 detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
                 return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
         return self.table.act(shared, items, consumer, runs, self.peer.publish)

@@ -367,6 +367,14 @@ def test_settling_that_waits_for_room_is_answered_when_there_is_room() -> None:
     assert peer.answer()[1]["settled"] == [1]
 
 
+def test_server_that_may_not_lead_any_more_does_not_say_that_a_stream_is_unknown() -> None:
+    world = World()
+    world.create(match="orders*")
+    assert world.settle(done=[["orders.new", 1, "1.1"]])[0] == 409
+    world.journal.cluster = Standing(ServerRole.LEADER, leads_alone=False)
+    assert world.settle(done=[["orders.new", 1, "1.1"]])[0] == 503, "another server may have created it"
+
+
 def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
     world = World()
     world.create()
