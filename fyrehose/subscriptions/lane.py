@@ -89,6 +89,11 @@ class Waiting:
     def delayed(self) -> bool:
         return self.until > 0 and not self.held
 
+    @property
+    def end(self) -> float:
+        """Return when the records leave this state by themselves; 0: when they are leased."""
+        return 0.0 if self.writing else self.until
+
 
 State = Leased | Waiting
 
@@ -227,6 +232,7 @@ class Lane:
 
     def __attrs_post_init__(self) -> None:
         final = self.progress.final
+        self.pool.lanes[self.stream] = self
         self.durable_floor, self.durable_reach = final.floor, self.progress.reach
         self.seen = self._unread_end = max(final.floor, min(self.progress.reach, self.bounds()[1]))
         self._unread_key = final.floor + 1

@@ -186,14 +186,18 @@ class LeasePool:
     def alarm(self, when: float, lane: Lane, first: int, last: int, state: State) -> None:
         """Look at records of *lane* again at the time *when*, if they are in *state* then."""
         if len(self._alarms) > SPARE + 2 * sum(len(each.spans) for each in self.lanes.values()):
-            self._alarms = [
-                (state.end if isinstance(state, Leased) else state.until, next(self.order), lane, low, high, state)
-                for _, _, lane, first, last, state in {id(each[5]): each for each in self._alarms}.values()
-                for low, high, present in lane.spans.within(1, lane.seen)
-                if present is state
-            ]
-            heapify(self._alarms)
+            self._set_alarms()
         heappush(self._alarms, (when, next(self.order), lane, first, last, state))
+
+    def _set_alarms(self) -> None:
+        """Set the alarms of all ranges again, each once, without those of ranges that have left their state."""
+        self._alarms = [
+            (span.state.end, next(self.order), lane, span.first, span.last, span.state)
+            for lane in self.lanes.values()
+            for span in lane.spans
+            if span.state.end
+        ]
+        heapify(self._alarms)
 
     # Leasing.
 
@@ -349,13 +353,13 @@ class LeasePool:
         :param look: whether to look for records that retention has deleted, too
         """
         now, draft = self.now(), Draft()
-        due: list[tuple[float, int, Lane, int, int, State]] = []
-        while self._alarms and self._alarms[0][0] <= now and len(due) < TURN:
+        for _ in range(TURN):
+            if not self._alarms or self._alarms[0][0] > now:
+                break
             alarm = heappop(self._alarms)
             _, _, lane, first, last, state = alarm
             if self.lanes.get(lane.stream) is not lane:
                 continue
-            due.append(alarm)
             try:
                 end = lane.due(draft, first, last, state)
             except PublishError as error:
@@ -372,8 +376,7 @@ class LeasePool:
             lane.expire(draft)
         draft.changes = {lane: change for lane, change in draft.changes.items() if change.fields()}
         if draft.changes and not self.append(draft):
-            for alarm in due:
-                heappush(self._alarms, alarm)
+            self._set_alarms()
             for lane in draft.changes:
                 lane.look_again()
 

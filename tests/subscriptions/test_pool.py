@@ -291,6 +291,15 @@ def test_after_an_orderly_stop_only_what_was_leased_waits() -> None:
     assert world.lease(2) == [3, 4]
 
 
+def test_a_start_with_many_separate_failures_looks_at_each_record_few_times() -> None:
+    before = StreamProgress()
+    before.apply({"reach": 1_000, "ends": [[seq, seq, 1, 1] for seq in range(1, 1_000, 2)]})
+    world = World(window=1_000)
+    world.last = 1_000
+    assert len(Lane(world.pool, "t", before, world.bounds).spans) == 1_000
+    assert next(world.pool.order) < 3_000, "each alarm and each place in a queue takes a number"
+
+
 def test_a_worker_of_the_previous_epoch_settles_or_extends_its_records() -> None:
     world = started()
     assert world.act("done", 2, epoch=1) == ["lease-lost"], "the delivery 1 had ended"
