@@ -1,8 +1,8 @@
 """List the tests of what changed: ``python tools/changed_tests.py [BASE]`` for ``make check``.
 
 A change is a file that differs from the commit where this branch left BASE (main, by default), committed or not.  The
-tests of a module have its name in the folder that mirrors its package; a module without tests of its own has those of
-the folder.  The tests of imports and of the pages are always among them, because they take only seconds.
+tests of a module are all of the folder that mirrors its package, because its neighbours often notice what its own tests
+do not.  The tests of imports, of the pages and of awkward values are always among them, because they take only seconds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
 #: Tests that run after every change.
-ALWAYS = ("tests/test_layers.py", "tests/docs")
+ALWAYS = ("tests/test_layers.py", "tests/conformance/test_awkward.py", "tests/docs")
 #: Folders whose tests take minutes, or need real processes.
 LONG = ("tests/live/", "tests/verification/", "tests/spark/")
+#: The tests of Spark's code that start no Spark session.
+SPARK = tuple(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds"))
 
 
 def changes(base: str) -> list[str]:
@@ -36,19 +38,17 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
         case ("fyrehose", "kernels", "native" | "pure", name):
             stem = PurePosixPath(name).stem
             found = [f"tests/kernels/test_{stem}.py", f"tests/protocols/{stem}"]
+        case ("fyrehose", "spark", *_, name) if name.endswith(".py"):
+            return [each for each in SPARK if (root / each).exists()]
+        case ("fyrehose", name) if name.endswith(".py"):
+            found = sorted(str(each.relative_to(root)) for each in root.glob("tests/test_*.py"))
         case ("fyrehose", *folders, name) if name.endswith((".py", ".pyx")):
-            found = _of_module(PurePosixPath("tests", *folders), PurePosixPath(name).stem, root)
+            found = [str(PurePosixPath("tests", *folders))]
         case ("benchmarks", *folders, name) if name.endswith(".py"):
-            found = _of_module(PurePosixPath("tests/benchmarks", *folders), PurePosixPath(name).stem, root)
+            found = [str(PurePosixPath("tests/benchmarks", *folders))]
         case _:
             found = []
     return [each for each in found if (root / each).exists() and each != "tests" and not f"{each}/".startswith(LONG)]
-
-
-def _of_module(folder: PurePosixPath, stem: str, root: Path) -> list[str]:
-    """Return the test file of a module and those of its parts, such as test_link_inbound.py; or else the folder."""
-    own = [path.name for path in (root / folder).glob("test_*.py") if f"{path.stem}_".startswith(f"test_{stem}_")]
-    return [str(folder / name) for name in sorted(own)] or [str(folder)]
 
 
 def selection(paths: Iterable[str], root: Path = ROOT) -> list[str]:

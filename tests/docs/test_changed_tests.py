@@ -25,32 +25,26 @@ def script() -> Any:
     ("changed", "tests"),
     [
         ("fyrehose/options.py", ["tests/test_options.py"]),
-        ("fyrehose/net/tcp.py", ["tests/net/test_tcp.py"]),
-        (
-            "fyrehose/protocols/relink/link.py",
-            ["tests/protocols/relink/test_link.py", "tests/protocols/relink/test_link_inbound.py"],
-        ),
+        ("fyrehose/net/tcp.py", ["tests/net"]),
+        ("fyrehose/protocols/relink/link.py", ["tests/protocols/relink"]),
         ("fyrehose/net/without_tests.py", ["tests/net"]),
         ("fyrehose/kernels/native/figg.pyx", ["tests/kernels/test_figg.py", "tests/protocols/figg"]),
-        ("benchmarks/table.py", ["tests/benchmarks/test_table.py"]),
+        ("benchmarks/table.py", ["tests/benchmarks"]),
         ("tests/net/conftest.py", ["tests/net"]),
         ("tests/net/test_tcp.py", ["tests/net/test_tcp.py"]),
         ("tests/net/test_deleted.py", []),
         ("tests/conftest.py", []),
         ("tests/live/test_figg.py", []),
-        ("fyrehose/spark/plan.py", []),
+        ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py"]),
         ("docs/index.md", []),
-        ("fyrehose/without_tests.py", []),
+        ("fyrehose/without_tests.py", ["tests/test_options.py"]),
     ],
 )
-def test_changed_file_has_the_tests_of_its_module_or_folder(
-    script: Any, changed: str, tests: list[str], tmp_path: Path
-) -> None:
+def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, tests: list[str], tmp_path: Path) -> None:
     for path in (
         *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
-        *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/protocols/relink/test_link_inbound.py"),
-        "tests/protocols/relink/test_linklog.py",
+        *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/spark/test_lake.py"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -61,7 +55,7 @@ def test_file_within_a_selected_folder_is_not_named_twice(script: Any, tmp_path:
     (tmp_path / "tests/net").mkdir(parents=True)
     (tmp_path / "tests/net/test_tcp.py").touch()
     paths = ["fyrehose/net/tcp.py", "fyrehose/net/without_tests.py"]
-    assert script.selection(paths, tmp_path) == ["tests/docs", "tests/net", "tests/test_layers.py"]
+    assert script.selection(paths, tmp_path) == [*sorted(script.ALWAYS[1:]), "tests/net", "tests/test_layers.py"]
 
 
 def test_every_changed_file_of_this_checkout_has_existing_tests(script: Any) -> None:

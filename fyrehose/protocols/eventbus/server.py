@@ -19,6 +19,7 @@ import attrs
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.fairness import FairShare
@@ -207,11 +208,20 @@ class CollectorProtocol(BusProtocol):
         return not self._unwritten and super().is_idle()
 
     def hang_up(self) -> None:
-        if self._unwritten:
-            count = sum(len(run) for runs in self._unwritten for run in runs)
-            self.broker.counters.refuse(self.log, PROTOCOL, "not-published-at-stop", self.peer, f"{count} events")
-            self._unwritten.clear()
+        self._give_up_unwritten()
         super().hang_up()
+
+    def connectionLost(self, reason: Failure = Failure(Exception())) -> None:  # noqa: B008 - Twisted's signature
+        self._give_up_unwritten()
+        super().connectionLost(reason)
+
+    def _give_up_unwritten(self) -> None:
+        """Count the events that still wait for room at the end of the connection, and release their memory."""
+        waiting, self._unwritten = self._unwritten, []
+        if waiting:
+            count = sum(len(run) for runs in waiting for run in runs)
+            self.broker.counters.refuse(self.log, PROTOCOL, "not-published-at-stop", self.peer, f"{count} events")
+            self.account.release(sum(run.size for runs in waiting for run in runs))
 
     def _wait_for_room(self, runs: list[Run]) -> None:
         self._unwritten.append(runs)

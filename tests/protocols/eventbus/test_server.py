@@ -103,6 +103,9 @@ class TestPublishing:
         collector.say(event(1), event(2))
         world.factory.drain()
         assert world.count("not-published-at-stop") == 1
+        collector.transport.loseConnection()
+        world.clock.advance(5)
+        assert world.broker.budget.used == 0, "their memory is free again"
 
     def test_busy_collector_is_not_closed_for_another_connection(self) -> None:
         world = make_world(auto=False, max_connections=1)

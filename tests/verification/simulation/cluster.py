@@ -129,6 +129,10 @@ class Cluster:
         if self.lost and self._copies(max(self.log.left(), self._needed)) == len(self.members):
             self.lost = False
 
+    def still_counted(self) -> str:
+        """Return what a server still counts although every client has gone; empty: nothing."""
+        return next(filter(None, (member.still_counted() for member in self.members)), "")
+
     def close(self) -> None:
         """Close all servers at the end of the simulation."""
         for member in self.members:

@@ -23,6 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from world import BELIEVED, Host, Violation, World
 
+from fyrehose.broker.once import ENTRY
 from fyrehose.broker.policy import OPEN
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal.journal import FileJournal
@@ -407,6 +408,25 @@ class Server:
         if settings.keep_age and (age >= settings.keep_age or not self._believed() or not self.history.synced):
             return
         raise Violation(f"the segment at {seen.base} of {end} is deleted after {age:.1f} s although it must be kept")
+
+    def still_counted(self) -> str:
+        """Return what is still counted although everything is durable and every client has gone; empty: nothing."""
+        if not self.up:
+            return ""
+        broker = self.service.broker
+        budget = broker.budget
+        counted = {
+            "bytes of publishes that are not durable": budget.held,
+            "bytes of publishes in the journal's queue": budget.submitted,
+            "bytes of slots of large frames": budget.slots.used,
+            "frames that wait for a slot": budget.slots.waiting,
+            "bytes that nobody reads": budget.unread.used,
+            "bytes of subscriptions that do not exist": budget.kept - broker.table.room.memory.used,
+            "bytes that are neither of keys nor of a table": (budget.used - budget.kept) % ENTRY,
+            **{f"{protocol} {name}": value for (protocol, name), value in broker.counters.gauges.items()},
+        }
+        found = ", ".join(f"{value} {what}" for what, value in counted.items() if value)
+        return found and f"{self.name or 'the server'} still counts {found}"
 
     def close(self) -> None:
         """End the simulation."""

@@ -53,6 +53,9 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
     ),
 }
 
+#: How long a server may take until it has noticed that every client has gone, in seconds.
+LEAVE = 30.0
+
 
 @attrs.frozen
 class Outcome:
@@ -224,7 +227,12 @@ class Simulation:
     def close(self) -> None:
         for side in self.sides:
             side.close()
-        self.world.clock.pass_time(0)
+        self.world.clock.pass_time(LEAVE)  # a client may have begun to connect
+        for link in list(self.world.links):
+            link.cut()  # those of clients that never leave by themselves
+        self.world.clock.pass_time(LEAVE)
+        if left := self.server.still_counted():
+            raise Violation(left)
         self.server.close()
 
 
