@@ -12,7 +12,7 @@ from fyrehose.cluster.members import Members
 from fyrehose.cluster.peers import Peers
 from fyrehose.cluster.role import Append, Purge, Role
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.trimming import TRIM_BYTES, Trimmer
+from fyrehose.cluster.trimming import MEASURE, TRIM_BYTES, Trimmer
 from tests.doubles.shared_log import whole
 
 MIB = 1 << 20
@@ -117,7 +117,10 @@ def test_trimming_does_not_wait_for_a_server_that_was_removed(world: World) -> N
     assert world.purged()
 
 
-def test_trimming_waits_for_a_server_that_was_added(world: World) -> None:
+@pytest.mark.parametrize("heard", [False, True], ids=["never heard", "heard long ago"])
+def test_trimming_waits_for_a_server_that_was_added(world: World, heard: bool) -> None:
+    if heard:
+        world.hear("d", 0, at=world.now - 100)
     world.hear("b", 4)
     world.hear("c", 4)
     world.change_members(Members(4, ("a", "b", "c", "d")))
@@ -231,3 +234,8 @@ def test_a_log_that_fills_up_while_a_member_is_away_has_a_checkpoint_near_its_en
             world.trimmer.trim(world.role, world.now)
             purged.append([action.number for action in world.role.take() if isinstance(action, Purge)])
     assert purged == [[late], [], [], []], "c is not waited for beyond the limit"
+
+
+def test_the_log_is_measured_after_each_interval_however_often_that_is_asked(world: World) -> None:
+    due = [world.trimmer.is_due(world.now + MEASURE * quarter / 4) for quarter in range(16)]
+    assert due == [True, False, False, False] * 4

@@ -91,11 +91,14 @@ def test_a_temporary_refusal_is_retried_over_another_connection(bench: Bench) ->
     assert bench.posted == [(5, 1)]
 
 
-def test_a_refusal_of_an_old_generation_is_reported_and_not_repeated(bench: Bench, log_lines: list[str]) -> None:
+@pytest.mark.parametrize("seq", [2, 5])
+def test_a_refusal_of_an_old_generation_is_reported_and_not_repeated(
+    bench: Bench, log_lines: list[str], seq: int
+) -> None:
     bench.acknowledger.acknowledge(5, 1)
-    bench.acknowledger.acknowledge(2, 2)
+    bench.acknowledger.acknowledge(seq, 2)
     bench.answer(409, b'{"error": "it was rewound"}')
-    assert bench.posted == [(5, 1), (2, 2)], "a newer generation is newer, also with a smaller number"
+    assert bench.posted == [(5, 1), (seq, 2)], "a newer generation is newer, also with no larger number"
     assert "refused to acknowledge record 5 of subscription 'a b' with status 409: it was rewound" in log_lines[0]
     assert bench.acknowledger.refused == 1
 
