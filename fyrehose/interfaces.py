@@ -21,10 +21,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import Attribute, Interface
 
+from fyrehose.file_content import FileContent
 from fyrehose.identity import Action, Identity
 from fyrehose.imports import Extra
 from fyrehose.observe.meters import JournalStatus
-from fyrehose.options import FileContent
 from fyrehose.records import Publish, Run
 
 

@@ -137,7 +137,7 @@ LAYERS = (
     ("jsontext", "kernels"),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
-        *("spans", "ndjson", "toml_files", "observe", "client_tls", "periodic", "routes", "inflate"),
+        *("spans", "ndjson", "toml_files", "observe", "client_tls", "periodic", "routes", "inflate", "file_content"),
     ),
     ("journal", "broker", "subscriptions", *BOUNDS),
     ("net",),

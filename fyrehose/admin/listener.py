@@ -44,6 +44,7 @@ from fyrehose.admin.status import LISTED, Status
 from fyrehose.admin.tail import StreamTail, TailTurns, as_event
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import LOOPBACK, OPEN
+from fyrehose.file_content import FileContent
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import JournalState, Prepared
 from fyrehose.jsontext import dumped
@@ -54,7 +55,6 @@ from fyrehose.net.peers import INET
 from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
 from fyrehose.observe.meters import LONGEST_WRITE
-from fyrehose.options import FileContent
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
 from fyrehose.web.session import EVENTS, WEB_REFUSALS, RequestHead, WebSession

@@ -23,6 +23,7 @@ from twisted.internet.interfaces import IListeningPort
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import IConnected, IReloading, Prepared
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.proxied import ProxiedFactory
@@ -30,7 +31,7 @@ from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_soc
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
-from fyrehose.options import FileContent, suggestion
+from fyrehose.options import suggestion
 
 #: Why an ssl: endpoint cannot be used.
 _NO_KEY = "its privateKey and certKey must be PEM files with a private key and its certificate"

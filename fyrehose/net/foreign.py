@@ -5,7 +5,7 @@ the first bytes of a connection, after a violation or a failed handshake -> text
 
 from __future__ import annotations
 
-from typing import Any
+from zope.interface import Attribute, Interface
 
 #: The beginnings of a PROXY header of version 1 and of version 2.
 TEXT, SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"
@@ -30,6 +30,12 @@ _SERVERS = (
 )
 
 
+class IBegun(Interface):
+    """The transport of a connection that keeps the peer's first bytes."""
+
+    beginning = Attribute("The first bytes of the peer, at most BEGINNING: bytes.")
+
+
 def spoken(beginning: bytes, kinds: tuple[tuple[bytes, str], ...] = _CLIENTS) -> str:
     """Return the name of the protocol whose data starts with *beginning*; empty if it is not known."""
     return next((kind for first, kind in kinds if beginning.startswith(first)), "")
@@ -40,14 +46,14 @@ def foreign_server(beginning: bytes) -> str:
     return spoken(beginning, _SERVERS)
 
 
-def foreign_client(beginning: bytes, protocol: str, settings: Any) -> str:
+def foreign_client(beginning: bytes, protocol: str, lacks_tls: bool = False) -> str:
     """Return what the client of a listener speaks instead of *protocol*, and what to do; empty if it is not known.
 
     :param beginning: the first bytes of the client, without TLS if the listener has it
-    :param settings: the settings of the listener
+    :param lacks_tls: whether the listener would have TLS with a certificate
     """
     match spoken(beginning):
-        case "TLS" if not getattr(settings, "tls_certificate", True):
+        case "TLS" if lacks_tls:
             remedy = f"this listener has no certificate: set {protocol}.tls-certificate, or turn TLS off at the peer"
             return f"the peer speaks TLS, and {remedy}"
         case "TLS":
@@ -67,6 +73,6 @@ def without_tls(beginning: bytes, protocol: str) -> str:
     if not beginning or kind == TLS:
         return ""
     if kind == "PROXY":
-        return foreign_client(beginning, protocol, None)
+        return foreign_client(beginning, protocol)
     what = f"speaks {kind}" if kind else f"sends {beginning!r}"
     return f"the peer {what} without TLS: turn TLS on at the peer, or remove {protocol}.tls-certificate"

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.identity import network_of
-from fyrehose.net.foreign import without_tls
+from fyrehose.net.foreign import IBegun, without_tls
 from fyrehose.observe.counters import Counters
 
 #: The shortest time between two log lines about one cause of failed handshakes of one network, in seconds.
@@ -59,13 +59,12 @@ class Handshake:
             self.counters.add(self.protocol, "handshake-aborted")
             return False
         why = reason_of(reason.value)
-        plain = without_tls(getattr(self._transport, "beginning", b""), self.protocol)
         self.counters.refuse(
             self.log,
             self.protocol,
             "handshake-failed",
             self.peer,
-            plain or why,
+            self._plain() or why,
             apart=f"{network_of(self.peer)} {why}",
             every=LOG_EVERY,
         )
@@ -73,9 +72,12 @@ class Handshake:
 
     def _time_out(self, transport: Any) -> None:
         self._timer = None
-        plain = without_tls(getattr(transport, "beginning", b""), self.protocol)
+        plain = self._plain()
         self.counters.refuse(self.log, self.protocol, "handshake-timeout", self.peer, plain, apart=self.peer)
         transport.abortConnection()
+
+    def _plain(self) -> str:
+        return without_tls(self._transport.beginning, self.protocol) if IBegun.providedBy(self._transport) else ""
 
 
 def reason_of(error: BaseException | None) -> str:

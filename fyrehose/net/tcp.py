@@ -129,6 +129,11 @@ class TCPSettings:
     refusal_delay: float = fixed(LONGEST)  #: longest delay after refusals and failed handshakes; 0: none
 
     @property
+    def lacks_tls(self) -> bool:
+        """Return whether the listener would have TLS if it had a certificate."""
+        return False
+
+    @property
     def handshake_timeout(self) -> float:
         """Return the time for a handshake in seconds, including that of TLS."""
         return self.timeout / 3
@@ -514,7 +519,7 @@ class SessionProtocol(TwistedProtocol):
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
         said = str(error).removeprefix(error.cause).removeprefix(": ")
         name, beginning = self.protocol_name, self._first_byte.beginning
-        foreign = "" if spoken(beginning) == self.speaks else foreign_client(beginning, name, self.settings)
+        foreign = "" if spoken(beginning) == self.speaks else foreign_client(beginning, name, self.settings.lacks_tls)
         apart, every = f"{self.network} {foreign}", LOG_EVERY if foreign else 1.0
         refuse = self.broker.counters.refuse
         refuse(self.log, name, error.cause, self.peer, foreign or said, apart=apart, every=every)

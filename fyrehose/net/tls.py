@@ -33,11 +33,12 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import Prepared
-from fyrehose.net.foreign import BEGINNING
+from fyrehose.net.foreign import BEGINNING, IBegun
 from fyrehose.net.holding import DelayedConnection, RefusedConnection
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
-from fyrehose.options import FileContent, file_path, one_of, option, typed
+from fyrehose.options import file_path, one_of, option, typed
 
 #: Only ciphers with forward secrecy and authenticated encryption.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -63,6 +64,10 @@ class TLSSettings(TCPSettings):
         "none", one_of("none", "optional", "required"), "client certificates: none, optional or required"
     )
     tls_minimum: str = option("1.2", one_of(*_MINIMA), "lowest version of TLS: 1.2 or 1.3")
+
+    @property
+    def lacks_tls(self) -> bool:
+        return not self.tls_certificate
 
     def tls(self, protocol: str) -> TLS | None:
         """Return the TLS configuration of these options, or None without a certificate.
@@ -254,7 +259,7 @@ class PacedConnection(SSL.Connection):
         raise error
 
 
-@implementer(IHalfCloseableProtocol)
+@implementer(IBegun, IHalfCloseableProtocol)
 class PacedTLS(BufferingTLSTransport):
     """TLS that decrypts only while the connection is read, and continues in turns with other networks.
 

@@ -37,10 +37,10 @@ from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface, implementer
 
 from fyrehose.errors import ConfigError
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import IReloading, Prepared
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
-from fyrehose.options import FileContent
 from fyrehose.records import Buffer
 
 log = Logger()

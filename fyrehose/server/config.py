@@ -53,11 +53,11 @@ from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.cluster import settings as replication
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import IProtocolPlugin
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.net.endpoints import flaw_of
 from fyrehose.options import (
-    FileContent,
     build,
     count,
     duration,

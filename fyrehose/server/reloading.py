@@ -17,8 +17,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import IReloading
-from fyrehose.options import FileContent, counted, shown_value, typed
+from fyrehose.options import counted, shown_value, typed
 from fyrehose.server.config import Config, ListenerConfig
 from fyrehose.server.listeners import Open, check_guarded, key_of
 from fyrehose.server.reload_answer import ReloadAnswer

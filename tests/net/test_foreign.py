@@ -42,14 +42,14 @@ RDP = bytes.fromhex("0300002b26e00000000000") + b"Cookie: mstshash=hello\r\n"
     ],
 )
 def test_the_client_of_another_protocol_is_named_with_the_remedy(beginning: bytes, text: str) -> None:
-    found = foreign_client(beginning, "toy", TLSSettings())
+    found = foreign_client(beginning, "toy", TLSSettings().lacks_tls)
     assert found.startswith(text)
     assert bool(found) == bool(text)
 
 
 def test_a_protocol_without_tls_advises_no_certificate() -> None:
     advice = "the peer speaks TLS, and toy does not expect it here: turn TLS off at the peer"
-    assert foreign_client(HELLO, "toy", TCPSettings()) == advice
+    assert foreign_client(HELLO, "toy", TCPSettings().lacks_tls) == advice
 
 
 @pytest.mark.parametrize(

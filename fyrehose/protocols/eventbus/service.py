@@ -18,12 +18,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from fyrehose.file_content import FileContent
 from fyrehose.interfaces import IBroker, IConnected, IReloading, Prepared
 from fyrehose.net.peers import port_of
 from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import WAITING
 from fyrehose.net.twisted_private import tune_port
-from fyrehose.options import FileContent
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.keys import Keys, load_clients
 from fyrehose.protocols.eventbus.server import (
