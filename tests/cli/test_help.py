@@ -26,10 +26,10 @@ def run(*words: str) -> str:
 
 
 def test_topics_are_listed_with_their_titles() -> None:
-    lines = run().splitlines()
-    assert "operating          Operating a server" in lines
-    assert "figg               Figg" in lines
-    assert [line.split()[0] for line in lines] == sorted(pages())
+    listed = [line.split(maxsplit=1) for line in run().splitlines()]
+    assert ["operating", "Operating a server"] in listed
+    assert ["figg", "Figg"] in listed
+    assert [name for name, title in listed] == sorted(pages())
 
 
 def test_page_is_printed_as_it_is_written() -> None:
