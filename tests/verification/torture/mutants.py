@@ -30,7 +30,7 @@ from mutants_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[3]
 #: The files that a copy of the tree needs.
-PARTS = ("fyrehose", "tests", "pyproject.toml", "setup.cfg", "setup.py")
+PARTS = ("fyrehose", "tests", "docs", "pyproject.toml", "setup.cfg", "setup.py")
 
 
 def copy_tree(to: Path) -> Path:
