@@ -18,7 +18,7 @@ from fyrehose.server.config import resolve
 
 PLUGIN = """
 from fyrehose.protocols.figg.plugin import FiggPlugin
-plugin = FiggPlugin(name="syslog", description="syslog in another package")
+plugin = FiggPlugin(name="gelf", description="gelf in another package")
 """
 Install = Callable[..., None]
 
@@ -27,7 +27,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Return a function that installs a package with a plugin: its module, and the metadata that pip would write."""
 
-    def installer(text: str, name: str = "syslog", value: str = "somebodys_plugin:plugin") -> None:
+    def installer(text: str, name: str = "gelf", value: str = "somebodys_plugin:plugin") -> None:
         (tmp_path / "somebodys_plugin.py").write_text(text)
         metadata = tmp_path / "somebodys_plugin-1.0.dist-info"
         metadata.mkdir()
@@ -53,27 +53,27 @@ def test_an_unknown_protocol_is_refused() -> None:
 
 def test_a_plugin_of_another_package_has_one_name_everywhere(install: Install, tmp_path: Path) -> None:
     install(PLUGIN)
-    assert "syslog" in plugins.names()
-    plugin = plugins.load("syslog")
+    assert "gelf" in plugins.names()
+    plugin = plugins.load("gelf")
     assert IProtocolPlugin.providedBy(plugin)
-    listed = CliRunner().invoke(main, ["protocols", "syslog"], env={"COLUMNS": "200"}).output
-    assert "syslog in another package" in listed
-    assert "syslog.max-connections" in listed
-    config = resolve(data_dir=str(tmp_path), listen=[("syslog", "tcp:0")], options={"syslog": {"max_connections": "5"}})
+    listed = CliRunner().invoke(main, ["protocols", "gelf"], env={"COLUMNS": "200"}).output
+    assert "gelf in another package" in listed
+    assert "gelf.max-connections" in listed
+    config = resolve(data_dir=str(tmp_path), listen=[("gelf", "tcp:0")], options={"gelf": {"max_connections": "5"}})
     (listener,) = config.listeners
-    assert (listener.name, listener.plugin, listener.settings.max_connections) == ("syslog", plugin, 5)
+    assert (listener.name, listener.plugin, listener.settings.max_connections) == ("gelf", plugin, 5)
 
 
 def test_a_package_cannot_replace_a_plugin_of_fyrehose(install: Install) -> None:
     install(PLUGIN, "figg")
-    assert plugins.load("figg").description != "syslog in another package"
+    assert plugins.load("figg").description != "gelf in another package"
     assert plugins.names().count("figg") == 1
 
 
 def test_a_plugin_with_another_name_than_its_entry_point_is_refused(install: Install) -> None:
-    install(PLUGIN, "rsyslog")
-    with pytest.raises(ConfigError, match="its attribute 'name' is 'syslog'; use the name of the entry point"):
-        plugins.load("rsyslog")
+    install(PLUGIN, "gelf-tcp")
+    with pytest.raises(ConfigError, match="its attribute 'name' is 'gelf'; use the name of the entry point"):
+        plugins.load("gelf-tcp")
 
 
 @pytest.mark.parametrize(
@@ -89,15 +89,15 @@ def test_a_plugin_with_another_name_than_its_entry_point_is_refused(install: Ins
 def test_a_broken_plugin_is_reported_with_its_reason(text: str, said: str, install: Install) -> None:
     install(text)
     with pytest.raises(ConfigError, match=said) as raised:
-        plugins.load("syslog")
-    assert "protocol plugin 'syslog' (somebodys_plugin:plugin) cannot be loaded" in str(raised.value)
+        plugins.load("gelf")
+    assert "protocol plugin 'gelf' (somebodys_plugin:plugin) cannot be loaded" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_missing_module_is_reported(install: Install) -> None:
     install("", value="nothing_of_that_name:plugin")
     with pytest.raises(ConfigError, match="No module named 'nothing_of_that_name'"):
-        plugins.load("syslog")
+        plugins.load("gelf")
 
 
 def test_the_package_declares_its_own_plugins() -> None:

@@ -108,9 +108,12 @@ class Options(usage.Options):
         listeners = "; ".join(f"{name} at {plugins.load(name).default_endpoint}" for name in plugins.names())
         return textwrap.dedent(f"""\
             A durable message server with seven protocols and one journal.  Without --listen it opens a listener of each
-            protocol on loopback: {listeners}.  `fyrehose protocols` lists the options of each.
-            Example: {self.example} --listen figg=tcp:8119:interface=127.0.0.1
-            --option figg.max-connections=500""")
+            protocol on loopback: {listeners}.  `fyrehose protocols` lists the options of each.""")
+
+    def getUsage(self, width: int | None = None) -> str:
+        """Return the help, which ends with an example; Twisted would break its lines at hyphens."""
+        words = "--listen figg=tcp:8119:interface=127.0.0.1 --option figg.max-connections=500"
+        return f"{super().getUsage(width)}\nExample:\n  {self.example} \\\n    {words}\n"
 
     def opt_listen(self, text: str) -> None:
         """Open a listener: PROTOCOL=ENDPOINT, such as figg=tcp:8119:interface=127.0.0.1; may be repeated."""

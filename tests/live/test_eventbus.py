@@ -32,6 +32,7 @@ from fyrehose.protocols.eventbus.client import EventBusClient
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.keys import Keys, load_public
 from fyrehose.testing import until
+from fyrehose.testing.ports import free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -647,7 +648,8 @@ def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
 
 def test_a_port_that_is_in_use_is_reported_at_the_start(start: Any, bus: Bus) -> None:
     taken = bus.context.socket(zmq.ROUTER)
-    port = taken.bind_to_random_port("tcp://127.0.0.1")
+    port = free_port()  # those of the kernel have neighbours that others use
+    taken.bind(f"tcp://127.0.0.1:{port}")
     server = start("--listen", f"eventbus=tcp:{port - 2}:interface=127.0.0.1", ready=False)
     assert server.ended() == 1
     assert f"cannot listen: 127.0.0.1 port {port}: Address already in use" in server.errors

@@ -216,7 +216,7 @@ def test_the_commands_of_the_security_page_run(start: Any, tmp_path: Path) -> No
     subprocess.run(["sh", "-eu", "-c", certificates], cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
     (policy,) = re.findall(r"```toml\n(\[\[allow\]\].*?)```", page, re.DOTALL)
     tmp_path.joinpath("policy.toml").write_text(policy)
-    section = page.partition("## TLS")[2].replace("\\\n", " ")
+    section = page.partition("## TLS")[2].partition("\n## ")[0].replace("\\\n", " ")
     (serving,) = re.findall(r"fyrehose serve (.*)", section)
     server = start(*serving.replace("tcp:8119", "tcp:0").split())
     (publishing,) = re.findall(r"fyrehose (publish .*)", section)
