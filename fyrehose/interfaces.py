@@ -123,7 +123,7 @@ class IJournalObserver(Interface):
         """
 
     def stuck(reason: str) -> None:
-        """Let go whoever waits for appends: they have waited for five seconds, or will never be durable.
+        """Let go those that wait for appends: they have waited for five seconds, or will never be durable.
 
         Nobody learns the outcome of an append from the journal now, as when the server crashes; what waits for room on
         the disk may still become durable.  This may be called again and again.
@@ -327,7 +327,7 @@ class IBroker(Interface):
     def when_stuck(let_go: Callable[[str], None]) -> None:
         """Call *let_go* with the reason whenever publishes wait too long, or are never settled, as by a full disk.
 
-        Whoever waits for a publish is to be let go without an answer.
+        Those that wait for a publish are to be let go without an answer.
 
         :param let_go: a method; the calls end with its object
         """

@@ -117,7 +117,7 @@ class LeasedRange:
 
 @attrs.define(eq=False)
 class Change:
-    """What a draft changes in one lane; one record in the stream of state stores it.
+    """Collect what a draft changes in one lane; one record in the stream of state stores it.
 
     :ivar returned: the ranges whose leases end without a settling, each with its next state
     :ivar hold: the records that are leased at an orderly stop, for which *reach* is exact (rule 22); None: no stop

@@ -115,7 +115,7 @@ def test_messages_of_rsyslog_arrive_whole_and_in_order(way: str, start: Any, rsy
 
 
 def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog: Any, tmp_path: Path) -> None:
-    """What the server has not answered stays in rsyslog's queue on disk, and is sent again."""
+    """A message that the server has not answered stays in rsyslog's queue on disk, and is sent again."""
     port = free_port()
     listen = ("--data-dir", "data", "--listen", f"syslog=tcp:{port}:interface=127.0.0.1")
     action = RECIPE.read_text().replace('"2514"', f'"{port}"')

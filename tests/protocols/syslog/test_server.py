@@ -139,7 +139,7 @@ def test_violation_of_the_protocol_closes_after_what_came_before_it() -> None:
 
 
 class TestRefused:
-    """What is refused for good becomes a dead letter, is answered, and stops nothing behind it."""
+    """A message that is refused for good becomes a dead letter, is answered, and stops nothing behind it."""
 
     def test_message_that_is_too_large(self) -> None:
         server = make(max_payload=10)
