@@ -91,3 +91,29 @@ def test_dictionaries_of_groups_have_only_their_own_values(written: Opener, tmp_
             sizes = {column.path_in_schema: column.total_uncompressed_size for column in columns}
             assert sizes["producer"] < 400
     assert count == 20
+
+
+def test_statistics_of_a_file_are_those_of_all_its_groups(written: Opener, tmp_path: Path) -> None:
+    """Engines skip a file by its statistics, so a value beyond them would not be found."""
+    journal, lake, dice = written(), tmp_path / "lake", Random(5)
+    for _ in range(4):
+        for stream in dice.sample("abcdef", 4):
+            journal.append(Run.of(stream, [b"x"] * dice.randint(SMALL, 2 * SMALL), source="test"))
+        archive(None, str(journal.directory), lake)
+
+    def check() -> int:
+        most = 0
+        actions = Lake.at(lake).actions().to_pylist()
+        for action in actions:
+            file = lake / action["path"]
+            most = max(most, parquet.read_metadata(file).num_row_groups)
+            rows = parquet.read_table(file)
+            assert action["num_records"] == rows.num_rows
+            for name in ("stream", "seq", "time"):
+                values = rows[name].to_pylist()
+                assert (action[f"min.{name}"], action[f"max.{name}"]) == (min(values), max(values)), name
+        return most
+
+    assert check() > 2
+    optimize(lake, now=LATER)
+    assert check() > 2
