@@ -59,8 +59,9 @@ listen page
 """
 #: How long the server is down after each kill, in seconds.
 DOWN_S = 2.0
-#: How often the server is killed by `make test`, and by `make torture`, which takes ten minutes for each proxy.
-KILLS = (3, 75)
+#: How often the server is killed by `make test`, and by `make torture`, and the seconds that it is up before each kill:
+#: ten minutes for each proxy, in which clients that back off for up to five seconds get on, too.
+KILLS, UP_S = (3, 40), (1, 12)
 #: Messages that the command publishes for each kill, and those of the client in JavaScript, which pauses after each.
 COUNT, JS_COUNT = 750, 10
 
@@ -202,7 +203,7 @@ def test_clients_survive_kills_of_the_server_behind_a_proxy(
             publish.stdin.write(f"{line}\n")
             if at == len(part) // 2 and number < kills:
                 publish.stdin.flush()
-                time.sleep(1)
+                time.sleep(ladder(*UP_S))
                 some = proxied.fyrehose(
                     "publish", "--to", address, "--protocol", "http", "--stream", "some", f"{number}"
                 )
