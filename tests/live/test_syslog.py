@@ -120,7 +120,6 @@ def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog:
     listen = ("--data-dir", "data", "--listen", f"syslog=tcp:{port}:interface=127.0.0.1")
     action = RECIPE.read_text().replace('"2514"', f'"{port}"')
     assert action.count(f'"{port}"') == 1
-    action = action.replace('"LinkedList"', '"Disk" queue.checkpointInterval="100"')
     server = start(*listen)
     file = rsyslog(action, 1)
     until(lambda: stored(tmp_path), "rsyslog does not send")
@@ -133,9 +132,10 @@ def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog:
         time.sleep(0.3)
         server.stop(signal.SIGKILL)
         server = start(*listen)
-    until(lambda: f"line {sent}" in stored(tmp_path), "messages are missing")
+    lines = {f"line {number}" for number in range(1, sent + 1)}
+    until(lambda: lines <= set(stored(tmp_path)), "messages are missing")
     assert server.stop() == 0
-    assert set(stored(tmp_path)) == {f"line {number}" for number in range(1, sent + 1)}
+    assert not lines ^ set(stored(tmp_path))
 
 
 @pytest.mark.parametrize(
