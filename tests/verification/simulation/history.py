@@ -40,7 +40,7 @@ class History:
     :ivar truth: the payload of each number, from 1 on; None for a number whose record was lost or never existed
     :ivar lost: payloads that were durable and were lost since in a way that the settings allow
     :ivar deleted: the last number of each stream that retention has deleted
-    :ivar unseen: streams of which retention deleted records before the history could read them
+    :ivar unseen: the numbers of each stream whose records retention deleted before the history could read them
     :ivar disk: the simulated disk; None while the server is down
     :ivar synced: whether nothing may be durable that is not synced
     :ivar may_be_lost: whether a crash or damage since the server last ran may have taken a record
@@ -58,7 +58,7 @@ class History:
         self.truth: dict[str, list[bytes | None]] = {}
         self.lost: dict[str, set[bytes | None]] = {}
         self.deleted: dict[str, int] = {}
-        self.unseen: set[str] = set()
+        self.unseen: dict[str, set[int]] = {}
         self.disk: Any = None
         self.synced = True
         self.may_be_lost: Callable[[str, int], bool] = lambda stream, seq: False
@@ -119,7 +119,7 @@ class History:
         first, oldest = len(truth) + 1, self.journal.bounds(stream)[0]
         self.deleted[stream] = max(self.deleted.get(stream, 0), oldest - 1)
         if first < oldest:
-            self.unseen.add(stream)
+            self.unseen.setdefault(stream, set()).update(range(first, min(oldest, seq)))
         first = max(first, oldest)
         if first < seq and not self.disk.is_lost(stream, first, seq - 1):
             self.wrong(f"{stream}: {seq} follows {len(truth)}, and no gap is noted")
@@ -187,6 +187,8 @@ class History:
             self.look()
         if not 1 <= seq <= len(truth):
             self.wrong(f"{stream} {seq} was released and is not durable")
+        if truth[seq - 1] is None and seq in self.unseen.get(stream, ()) and payload in self.sent.get(stream, ()):
+            truth[seq - 1] = payload  # retention deleted it while it was being sent, and before it was read here
         if (known := truth[seq - 1]) != payload:
             shown = None if known is None else known[:40]
             self.wrong(f"{stream} {seq} is {shown!r}, and was said to be {payload[:40]!r}")
