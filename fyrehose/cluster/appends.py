@@ -1,8 +1,7 @@
 """Append entries to the shared log, and remember what its answers prove to the leader.
 
 send -> the shared log -> accepted, refused: Role    unavailable: the role repeats the append later
-confirmed: how old the latest proof of the log's end is
-settle: no other server can have taken over since this leader sent the last entry that was accepted
+settle, looked: when this leader sent the last request whose answer shows that no other server had taken over
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cluster.entries import LogEntry
 from fyrehose.cluster.log_answers import LogAnswers
+from fyrehose.cluster.peers import DRIFT
 from fyrehose.cluster.role import Role, State
 from fyrehose.cluster.shared_log import ISharedLog, Refused, Unavailable
 
@@ -25,17 +25,18 @@ T = TypeVar("T")
 #: After how many seconds of silence a follower takes over if the leader's process is not connected.  A leader that has
 #: lost its NATS server reaches another one sooner.
 GONE = 1.0
-#: How much the clocks of two servers may differ in speed, as a fraction.
-DRIFT = 0.01
 
 
 @attrs.define(eq=False)
 class Appends:
     """The appends of this leader: each is sent once at a time, and its first sending counts for what it proves.
 
-    If an append is repeated, the shared log may have accepted the first one, so a proof is as old as that one.
+    If an append is repeated, the shared log may have accepted the first one, so a proof is as old as that one.  An
+    accepted append proves something only when everything before it is confirmed (rule 2): the shared log may accept an
+    append that does not count, because another server has taken over.
 
-    :ivar confirmed: when this leader sent the latest of the requests that the shared log has answered
+    :ivar confirmed: when this leader sent the latest of the requests whose answers show that no other server had taken
+        over by then
     """
 
     seconds: Callable[[], float]
@@ -44,6 +45,7 @@ class Appends:
     confirmed: float = attrs.field(default=-inf, init=False)
     #: When this leader sent the last entry that was accepted; see :meth:`lead_alone`.
     _proven: float = attrs.field(default=-inf, init=False)
+    _settled: LogEntry | None = attrs.field(default=None, init=False)  #: the entry that proves this
     #: The identity and the expected number of each append that waits for an answer.
     _under_way: set[tuple[str, int]] = attrs.field(factory=set, init=False)
     #: When the appends of unknown outcome were first sent.
@@ -58,10 +60,9 @@ class Appends:
         if (entry.ident, expect) in self._under_way:
             return None
         self._under_way.add((entry.ident, expect))
-        self._sent.setdefault(entry.ident, self.seconds())
+        self.note_sent(entry)
 
         def accepted(number: int) -> None:
-            self.confirm(self._sent.get(entry.ident, -inf))
             self.answers.answered(self.seconds())
             role.accepted(entry, number)
 
@@ -81,23 +82,34 @@ class Appends:
         appended: Deferred[int] = self.log.append(entry, expect)
         return appended.addCallbacks(accepted, refused).addBoth(ended)
 
-    def confirm(self, asked: float) -> None:
-        """Note that the shared log has answered a request that was sent at the time *asked*."""
-        self.confirmed = max(self.confirmed, asked)
+    def note_sent(self, entry: LogEntry) -> None:
+        """Note when *entry* is sent for the first time."""
+        self._sent.setdefault(entry.ident, self.seconds())
+
+    def looked(self, role: Role, asked: float, last: int) -> None:
+        """Note that the shared log ended at entry *last* when it answered a request that was sent at the time *asked*.
+
+        The answer shows that no other server has taken over only if this leader has confirmed the entry *last*.
+        """
+        if role.state is State.LEADER and last <= role.applied:
+            self.confirmed = max(self.confirmed, asked)
 
     def lacks(self, role: Role) -> bool:
         """Return whether an entry of unknown outcome is not under way, so that it has to be sent again."""
         return any((item.entry.ident, item.expect) not in self._under_way for item in role.inflight if not item.known)
 
     def settle(self, role: Role) -> None:
-        """Note the time at which this leader sent the last entry whose outcome *role* knows by now."""
+        """Note when this leader sent the last entry that *role* has confirmed."""
         if role.state not in (State.LEADER, State.CANDIDATE):
             self._sent.clear()
             self._proven = -inf
             return
+        if role.last_confirmed is not None and role.last_confirmed is not self._settled:
+            self._settled = role.last_confirmed  # the next checkpoint at the same position has the same ident
+            self._proven = max(self._proven, self._sent.get(role.last_confirmed.ident, -inf))
+            self.confirmed = max(self.confirmed, self._proven)
         unknown = {item.entry.ident for item in role.inflight}
-        for ident in self._sent.keys() - unknown:
-            self._proven = max(self._proven, self._sent.pop(ident))
+        self._sent = {ident: sent for ident, sent in self._sent.items() if ident in unknown}
 
     def lead_alone(self, role: Role, now: float) -> bool:
         """Return whether no other server can have taken over from this leader.

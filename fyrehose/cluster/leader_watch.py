@@ -2,6 +2,10 @@
 
 in: messages of the leader, whether NATS has its connection, which entries are applied
 out: whether to read or to ask NATS, since when all acknowledged records are here, whether to take over
+
+How old the records here may be is measured by this server's own clock alone: each message of this server says its time,
+and the leader answers with a time up to which it knows all records.  So the way of both messages counts as age, and so
+does a pause of either server.
 """
 
 from __future__ import annotations
@@ -29,8 +33,7 @@ class LeaderWatch:
     before, because permissions of NATS may hide the leader.
 
     :ivar heard: when the leader was last heard
-    :ivar current: all records that were acknowledged before this time are in this journal, according to a message of
-        the leader
+    :ivar current: all records that were acknowledged before this time of this server's clock are in this journal
     """
 
     peers: Peers
@@ -49,12 +52,13 @@ class LeaderWatch:
         self.heard = now
 
     def hear(self, peer: ClusterPeer) -> None:
-        """Take note of a message of the leader, which says how far the shared log reaches, and since when."""
+        """Take note of a message of the leader, which says how far the shared log reached, and at which time."""
         if not self.peers.has_left(peer.writer):
             self.heard = peer.heard
         self._announced = max(self._announced, peer.applied)
-        if self._awaited is None:
-            self._awaited = peer.applied, peer.heard - max(0.0, peer.age)
+        current = peer.answer_to(self.peers.writer)
+        if self._awaited is None and current <= peer.heard:  # an answer cannot be to a question of the future
+            self._awaited = peer.applied, current
 
     def hear_entries(self, writer: EntryWriter, now: float) -> None:
         """Take note of new entries of the leader *writer*, which may arrive before its first message."""

@@ -207,19 +207,18 @@ class Member:
     def standing(self, part: ServerRole) -> Standing:
         """Return what this server is now, as a member whose :attr:`running` is true and that refuses nothing.
 
-        Readers find here all records that were acknowledged up to a moment ago (rule 16) while the shared log answers
-        this leader, or while this follower receives messages of such a leader and has applied all entries that these
-        messages mention.
+        The age is by the clock of this server (rule 16): it counts from when this leader sent the last request whose
+        answer shows that no other server leads, or from when this follower asked such a leader for its end, and this
+        server has everything up to there.
         """
         role, now = self.role, self.reactor.seconds()
         alone = self._appends.lead_alone(role, now)
         age = 0.0 if alone else float(now - max(self._appends.confirmed, self._watch.current))
-        follows = role.leader is not None and self._watch.has_all(role)
         return Standing(
             part,
             leader=self._leader_address,
             age=age,
-            caught_up=age < self.settings.max_staleness and (role.state is State.LEADER or follows),
+            caught_up=age < self.settings.max_staleness,
             leads_alone=alone,
         )
 
@@ -364,10 +363,11 @@ class Member:
         self._actor.act()
 
     async def _measure(self) -> None:
-        asked = self.reactor.seconds()
+        asked, since = self.reactor.seconds(), self.role.applied
         extent = await self.log.extent()
         self._nats = extent.nodes
-        self._appends.confirm(asked)
+        self._appends.looked(self.role, asked, extent.last)
+        self.role.learned_last(extent.last, since)
         why = self._trimmer.measured(self.role, extent.size, extent.limit, extent.first)
         self._answers.measured(why, self.role, self.reactor.seconds())
 
@@ -395,8 +395,8 @@ class Member:
         refused = self.journal.standing.refusal
         refusal = "" if refused is None else str(refused)
         servers = packed(self._members()) if self.role.state is State.LEADER else []
-        age = self.reactor.seconds() - self._appends.confirmed
-        self.log.say(self.peers.pack(self.role, leaving, refusal, servers, age, self._membership.answer))
+        confirmed, answer, now = self._appends.confirmed, self._membership.answer, self.reactor.seconds()
+        self.log.say(self.peers.pack(self.role, leaving, refusal, servers, confirmed, answer, now=now))
 
     def _heard(self, message: bytes) -> None:
         if not self.running:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import attrs
@@ -31,6 +32,8 @@ MOST_STRANGERS = 100
 MOST_PEERS = 100
 #: Limit of the size of a message, in bytes; the table of all servers takes at most a quarter of that.
 MAX_MESSAGE = 64 << 10
+#: How much the clocks of two servers may differ in speed, as a fraction.
+DRIFT = 0.01
 
 
 def _text(value: object) -> str:
@@ -50,7 +53,9 @@ class ClusterPeer:
     :ivar applied: the number of the last entry of the shared log that the server has processed
     :ivar reported: the number of the last entry up to which the server has everything on disk
     :ivar position: the durable mark of the server
-    :ivar age: if it leads, how many seconds before the message it was confirmed that no other server does
+    :ivar asked: when it sent the message, by its own clock
+    :ivar current: if it leads, a time for each incarnation of another server, by that server's clock: what was
+        acknowledged before that time is in the entries up to *applied*; not checked yet: see :meth:`answer_to`
     :ivar identity, end, chain: the identity of its journal, the position where the journal ends, and the checksum there
     :ivar address: where it accepts messages by HTTP, as its configuration has it; empty: unknown
     :ivar journal: the URL where its journal can be copied; empty: there is none
@@ -67,7 +72,8 @@ class ClusterPeer:
     applied: int = attrs.field(default=0, converter=int)
     reported: int = attrs.field(default=0, converter=int)
     position: int = attrs.field(default=0, converter=int)
-    age: float = attrs.field(default=0.0, converter=float)
+    asked: float = attrs.field(default=-inf, converter=float)
+    current: object = None
     identity: bytes = attrs.field(default=b"", converter=_identity)
     end: int = attrs.field(default=0, converter=int)
     chain: int = attrs.field(default=0, converter=int)
@@ -93,6 +99,11 @@ class ClusterPeer:
     def writer(self) -> EntryWriter:
         """Return the name and the incarnation of the other server, as in entries of the shared log."""
         return EntryWriter(self.name, self.incarnation)
+
+    def answer_to(self, writer: EntryWriter) -> float:
+        """Return the time in ``current`` for *writer*; inf if there is none, because its messages have not arrived."""
+        time = self.current.get(str(writer.incarnation)) if isinstance(self.current, dict) else None
+        return time if isinstance(time, float) else inf
 
     @property
     def leads(self) -> bool:
@@ -130,15 +141,17 @@ class Peers:
         leaving: bool,
         refusal: str = "",
         servers: Sequence[Mapping[str, Any]] = (),
-        age: float = 0.0,
+        confirmed: float = -inf,
         answer: Mapping[str, str] | None = None,
+        *,
+        now: float,
     ) -> bytes:
-        """Encode the message of this server to the others.
+        """Encode the message of this server to the others, which is sent at the time *now*.
 
         :param leaving: whether this server stops, so that another server may take over at once
         :param refusal: why this server refuses publishers although it leads; empty: it accepts them
         :param servers: if it leads, what it knows of all servers, see :mod:`fyrehose.cluster.overview`
-        :param age: if it leads, how many seconds ago it was confirmed that no other server does
+        :param confirmed: if it leads, a time at which no other server did
         :param answer: the answer of this leader to the last request to change the members
         """
         said = {
@@ -155,15 +168,22 @@ class Peers:
             "address": self.settings.address,
             "journal": self.settings.journal,
             "leaving": leaving,
+            "asked": now,
         }
         if role.members is not UNLISTED:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             # Servers that are down send no messages, so only the leader can report them.
-            said |= {"refusal": refusal, "servers": list(servers), "age": round(age, 3), "answer": dict(answer or {})}
+            said |= {"refusal": refusal, "servers": list(servers), "answer": dict(answer or {})}
+            said["current"] = self._answers(confirmed)
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()
+
+    def _answers(self, confirmed: float) -> dict[str, float]:
+        """Return the time *confirmed* by the clock of each other server, at the earliest, by its incarnation."""
+        since = [(peer, confirmed - peer.heard) for peer in self.others.values() if peer.asked + confirmed > -inf]
+        return {str(peer.incarnation): peer.asked + time - DRIFT * abs(time) for peer, time in since}
 
     def hear(self, message: bytes, now: float, role: Role | None = None) -> ClusterPeer | None:
         """Record *message*, which another server may have sent.

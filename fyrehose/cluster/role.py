@@ -185,6 +185,7 @@ class Role:
     :ivar leader: the writer of the last take-over that counted; None before the first
     :ivar reported: the number of the last entry up to which everything is on disk here, even after a power cut; this is
         sent to the other servers
+    :ivar last_confirmed: the last entry of this server that was confirmed
     """
 
     writer: EntryWriter
@@ -201,6 +202,7 @@ class Role:
     applied: int = attrs.field(default=0, init=False)
     reported: int = attrs.field(default=0, init=False)
     leader: EntryWriter | None = attrs.field(default=None, init=False)
+    last_confirmed: LogEntry | None = attrs.field(default=None, init=False)
     #: Numbers of the checkpoints before which the shared log is purged once the other servers have synced all earlier
     #: entries.
     checkpoints: list[int] = attrs.field(factory=list, init=False)
@@ -593,6 +595,7 @@ class Role:
         self._pump()
 
     def _confirmed(self, entry: LogEntry) -> None:
+        self.last_confirmed = entry
         if entry.kind is EntryKind.TAKEOVER:
             self.leader = self.writer
             self._parts.clear()

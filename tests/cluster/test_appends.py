@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import attrs
-import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
@@ -12,6 +11,7 @@ from fyrehose.cluster.entries import EntryWriter, LogEntry
 from fyrehose.cluster.log_answers import LogAnswers
 from fyrehose.cluster.role import Append, Role, State
 from fyrehose.cluster.shared_log import Refused, Unavailable
+from tests.doubles.shared_log import whole
 
 from .test_log_answers import Gate
 
@@ -78,6 +78,20 @@ def test_a_server_that_does_not_lead_proves_nothing() -> None:
     assert world.appends.confirmed == float("-inf"), "a refusal may be late"
 
 
+def test_a_checkpoint_proves_nothing_while_only_the_one_before_at_the_same_position_is_confirmed() -> None:
+    world = World()
+    for number, second in ((1, 100.0), (2, 110.0)):
+        world.clock.advance(second - world.clock.seconds())
+        world.send()
+        world.waiting[-1].callback(number)
+        world.appends.settle(world.role)
+        assert world.role.add_checkpoint()
+    world.clock.advance(10)
+    world.send()
+    world.appends.settle(world.role)
+    assert world.appends.confirmed == 110.0
+
+
 def test_an_unexpected_failure_is_not_swallowed() -> None:
     world = World()
     (action,) = [each for each in world.role.take() if isinstance(each, Append)]
@@ -90,9 +104,30 @@ def test_an_unexpected_failure_is_not_swallowed() -> None:
     assert world.appends.lacks(world.role)
 
 
-@pytest.mark.parametrize("asked", [99.0, 101.0])
-def test_the_latest_request_that_was_answered_counts(asked: float) -> None:
+def test_the_latest_answer_that_shows_no_other_leader_counts() -> None:
     world = World()
-    world.appends.confirm(100.0)
-    world.appends.confirm(asked)
-    assert world.appends.confirmed == max(100.0, asked)
+    world.appends.looked(world.role, 100.0, 0)
+    assert world.appends.confirmed == float("-inf"), "this server does not lead yet"
+    world.send()
+    world.waiting[0].callback(1)
+    world.appends.settle(world.role)
+    for asked, last, confirmed in ((102.0, 1, 102.0), (101.0, 1, 102.0), (103.0, 2, 102.0), (104.0, 0, 104.0)):
+        world.appends.looked(world.role, asked, last)
+        assert world.appends.confirmed == confirmed, f"the log ends at {last}, and 1 is confirmed"
+
+
+def test_an_append_proves_nothing_while_one_before_it_is_unknown() -> None:
+    world = World()
+    world.send()
+    world.waiting[0].callback(1)
+    world.appends.settle(world.role)
+    for position, second in ((0, 110.0), (10, 111.0)):
+        world.clock.advance(second - world.clock.seconds())
+        world.role.append(position, whole(b"0123456789"))
+        world.send()
+    world.waiting[2].callback(3)
+    world.appends.settle(world.role)
+    assert world.appends.confirmed == 100.0
+    world.waiting[1].callback(2)
+    world.appends.settle(world.role)
+    assert world.appends.confirmed == 111.0

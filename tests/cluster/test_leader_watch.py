@@ -34,9 +34,18 @@ class World:
         self.role.read(1, LogEntry(EntryKind.TAKEOVER, 1, LEADER, 0))
         self.watch.begin(100.0)
 
-    def hear(self, now: float, applied: int = 1, age: float = 0.0) -> None:
+    def hear(self, now: float, applied: int = 1, current: object = None) -> None:
+        """Hear the leader, which says that it knows all entries up to the time *current* of this server's clock."""
         self.watch.hear(
-            ClusterPeer(name="a", incarnation=7, state="leader", epoch=1, applied=applied, age=age, heard=now)
+            ClusterPeer(
+                name="a",
+                incarnation=7,
+                state="leader",
+                epoch=1,
+                applied=applied,
+                current={str(self.incarnation): current},
+                heard=now,
+            )
         )
 
 
@@ -69,16 +78,27 @@ def test_leader_is_replaced_sooner_while_nats_reports_it_no_more(answers: list[t
 
 def test_records_are_as_current_as_the_announcement_whose_entries_are_applied() -> None:
     world = World()
-    world.hear(110.0, applied=2, age=0.5)
+    world.hear(110.0, applied=2, current=109.5)
     world.watch.applied(world.role)
     assert (world.watch.has_all(world.role), world.watch.current) == (False, float("-inf"))
-    world.hear(111.0, applied=3)
+    world.hear(111.0, applied=3, current=110.9)
     world.role.read(2, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
     world.watch.applied(world.role)
-    assert world.watch.current == 109.5, "the leader had asked the shared log half a second before it said so"
+    assert world.watch.current == 109.5, "the second announcement came while the first was awaited"
     assert not world.watch.has_all(world.role), "entry 3 is announced"
     world.role.read(3, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
     assert world.watch.has_all(world.role)
+
+
+@pytest.mark.parametrize("answer", [110.001, float("nan"), float("inf"), "109.0", 109, None, [109.0]])
+def test_answer_that_is_no_past_time_makes_nothing_current(answer: object) -> None:
+    world = World()
+    world.hear(110.0, current=answer)
+    world.watch.applied(world.role)
+    assert world.watch.current == float("-inf")
+    world.hear(110.0, current=109.0)
+    world.watch.applied(world.role)
+    assert world.watch.current == 109.0
 
 
 def test_first_entries_of_a_leader_count_as_heard() -> None:

@@ -157,7 +157,7 @@ def membership() -> Membership:
 
 def hear(peers: Peers, name: str, now: float, **more: Any) -> None:
     heard = Peers(ReplicationSettings(name=name), 2)
-    peers.hear(heard.pack(Role(EntryWriter(name, 2), 0), more.get("leaving", False)), now)
+    peers.hear(heard.pack(Role(EntryWriter(name, 2), 0), more.get("leaving", False), now=0.0), now)
 
 
 def test_the_leader_answers_why_a_change_is_refused() -> None:

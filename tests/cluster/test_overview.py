@@ -72,7 +72,7 @@ class TestGrowth:
 
 def heard(here: Peers, name: str, position: int, now: float, members: Any = ()) -> None:
     state = State.LEADER if members else State.FOLLOWER
-    assert here.hear(peers(name).pack(role(name, position, state), False, "", members), now) is not None
+    assert here.hear(peers(name).pack(role(name, position, state), False, "", members, now=0.0), now) is not None
 
 
 def test_the_leader_says_what_each_server_lacks_also_one_that_is_silent() -> None:

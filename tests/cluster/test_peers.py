@@ -18,7 +18,7 @@ def peers(name: str, incarnation: int = 1) -> Peers:
 
 
 def said(by: Peers, position: int = 0, leaving: bool = False) -> bytes:
-    return by.pack(Role(EntryWriter(by.settings.name, by.incarnation), position), leaving)
+    return by.pack(Role(EntryWriter(by.settings.name, by.incarnation), position), leaving, now=0.0)
 
 
 def test_a_server_is_described_by_its_last_message() -> None:

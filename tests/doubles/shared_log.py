@@ -30,6 +30,7 @@ class Hub:
     :ivar rnd: chooses delays, and which requests and answers are lost
     :ivar loss: the share of requests, and of answers, that is lost
     :ivar slowest: how long a request, an answer or a message takes at most, in seconds
+    :ivar queues: how much later everything reaches each server, by its name, in seconds, as behind a slow link
     :ivar looked: when the log last did what each server asked for, by the name of the server
     :ivar away: servers that reach nothing at the moment
     :ivar entries: all entries, including those before ``first``, which were purged
@@ -39,6 +40,7 @@ class Hub:
     rnd: Random = attrs.field(factory=lambda: Random(1))
     loss: float = 0.0
     slowest: float = 0.05
+    queues: dict[str, float] = attrs.field(factory=dict)
     looked: dict[str, float] = attrs.field(factory=dict)
     entries: list[LogEntry] = attrs.field(factory=list)
     first: int = 1
@@ -125,7 +127,8 @@ class MemoryLog:
     def say(self, message: bytes) -> None:
         for name, heard in self.hub.hears.items():
             if self.hub.hears_others and not {name, self.name} & self.hub.away:
-                self.hub.clock.callLater(self._delay(), self._deliver, heard, name, message)
+                late = self._delay() + self.hub.queues.get(name, 0.0)
+                self.hub.clock.callLater(late, self._deliver, heard, name, message)
 
     def _deliver(self, heard: Callable[[bytes], None], name: str, message: bytes) -> None:
         if self.hub.hears.get(name) == heard:
@@ -166,7 +169,7 @@ class MemoryLog:
             except Refused:
                 result = Failure()
             if hub.rnd.random() >= hub.loss:
-                hub.clock.callLater(self._delay(), come_back, result)
+                hub.clock.callLater(self._delay() + hub.queues.get(self.name, 0.0), come_back, result)
 
         def come_back(result: Any) -> None:
             if self.name not in hub.away:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import signal
 import subprocess
@@ -11,7 +12,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -140,6 +143,51 @@ def test_a_frozen_leader_steps_down_and_loses_nothing(cluster: Cluster) -> None:
     check(cluster, published)
     assert leader.process.poll() is None, "the frozen process did not continue as a follower"
     assert leader.log.count("] serving") >= 2
+
+
+def test_a_follower_that_was_paused_says_that_no_answer_is_younger_than_it_is(cluster: Cluster) -> None:
+    leader, acknowledged, ended = leader_of(cluster), [(time.monotonic(), publish(cluster, b"0"))], Event()
+    wait_until_identical(cluster)
+    follower = next(server for server in cluster.servers.values() if server is not leader)
+    assert follower.process is not None
+
+    def publish_on() -> None:
+        while not ended.is_set():
+            number = publish(cluster, b"x")
+            acknowledged.append((time.monotonic(), number))
+
+    def ask(connection: http.client.HTTPConnection) -> None:
+        """Read, and compare the answer with what was acknowledged before the request left."""
+        asked = time.monotonic()
+        connection.request("GET", "/streams/s?from=1&limit=1")
+        answer = connection.getresponse()
+        answer.read()
+        last, age = int(answer.headers["Fyrehose-Last"]), float(answer.headers["Fyrehose-Age"])
+        must = max((number for at, number in [*acknowledged] if at < asked - age), default=0)
+        assert last >= must, f"an answer of age {age} ends at {last}, and {must} was acknowledged before"
+
+    publisher = Thread(target=publish_on)
+    publisher.start()
+    try:
+        for _ in range(3):
+            connections = [http.client.HTTPConnection("127.0.0.1", follower.ports[1], timeout=20) for _ in range(10)]
+            for connection in connections:
+                ask(connection)
+            follower.process.send_signal(signal.SIGSTOP)
+            time.sleep(4)
+            with ThreadPoolExecutor(len(connections)) as threads:
+                asking = [threads.submit(ask, connection) for connection in connections]
+                follower.process.send_signal(signal.SIGCONT)
+                for each in asking:
+                    each.result()
+            for _ in range(20):
+                ask(connections[0])
+            for connection in connections:
+                connection.close()
+    finally:
+        ended.set()
+        publisher.join()
+    check(cluster, [])
 
 
 def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> None:

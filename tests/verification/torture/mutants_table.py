@@ -574,8 +574,8 @@ MUTANTS = (
     Mutant(
         "a leader is as current as the answer, not the question",
         "fyrehose/cluster/member.py",
-        "self._appends.confirm(asked)",
-        "self._appends.confirm(self.reactor.seconds())",
+        "self._appends.looked(self.role, asked, extent.last)",
+        "self._appends.looked(self.role, self.reactor.seconds(), extent.last)",
         "tests/cluster/test_member.py",
     ),
     Mutant(

@@ -7,9 +7,9 @@ The roles and entries are the real ones (fyrehose/cluster); journals, disks, the
 models.  The shared log accepts an append only if its last number is the expected one.  Requests and answers take any
 time, are lost, repeated, or overtake each other; a request that timed out may still arrive.  Servers crash (and keep
 what was synced, and any part of the rest), pause for any time, and start again.  Machines are lost, one at a time, with
-their disks; one at a time finds another cluster's journal of the same length on its disk.  The leader trims the shared
-log.  Operators add servers, remove them, and replace lost ones; sometimes they declare one lost.  Checked after every
-step:
+their disks; one at a time finds another cluster's journal of the same length on its disk.  Each step takes a second,
+and each server has a clock of its own.  The leader trims the shared log.  Operators add servers, remove them, and
+replace lost ones; sometimes they declare one lost.  Checked after every step:
 
     A  an acknowledged byte is in the shared log, or was when it was trimmed
     B  a journal agrees with the valid entries, up to its durable mark
@@ -24,6 +24,7 @@ step:
     J  the members change one at a time, and a server that has applied an entry knows the members at that entry
     K  only a member takes over, and a server stops as a non-member only if it is none at the entry that it has applied
     L  when all faults have ended, the shared log is trimmed, and removed servers have stopped
+    M  what a server believes to be complete up to a time of its own clock has everything that was acknowledged before
 
 ``--break`` removes one rule, and the exit status must then be 1.  Prints a line for each violation, with the number of
 its schedule: repeat it with --first NUMBER --count 1.
@@ -35,14 +36,20 @@ import argparse
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from math import inf
 from typing import Any
 
 import attrs
 from crc32c import crc32c
 
+from fyrehose.cluster.appends import Appends
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry, Piece, Validity
+from fyrehose.cluster.leader_watch import LeaderWatch
 from fyrehose.cluster.members import LEAST, Members
+from fyrehose.cluster.peers import ClusterPeer, Peers
 from fyrehose.cluster.role import Append, Changed, Compare, Cut, Fill, LookAt, Purge, Role, State, Write
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.journal.exchange import Batches
 
 #: The largest data of an entry, in bytes; batches have 1 to 12 bytes, so that many are divided.
@@ -228,6 +235,37 @@ class LetsTheLastCopyGo(Role):
         return True
 
 
+class AgesByArrival(LeaderWatch):
+    """Without rule 16: a message of the leader counts as of its arrival, so its way is no part of the age."""
+
+    def hear(self, peer: ClusterPeer) -> None:
+        answer = {str(self.peers.incarnation): peer.heard} if peer.answer_to(self.peers.writer) < inf else None
+        super().hear(attrs.evolve(peer, identity=peer.identity.hex(), current=answer))
+
+
+class AgesWithoutEntries(LeaderWatch):
+    """Without rule 16: an answer of the leader counts before the entries that it mentions are applied."""
+
+    def hear(self, peer: ClusterPeer) -> None:
+        super().hear(attrs.evolve(peer, identity=peer.identity.hex(), applied=0))
+
+
+class ConfirmsBlindly(Appends):
+    """Without rule 16: any answer of the shared log shows that no other server leads."""
+
+    def looked(self, role: Role, asked: float, last: int) -> None:
+        super().looked(role, asked, role.applied)
+
+
+class ConfirmsUnordered(Appends):
+    """Without rule 16: an accepted append shows that no other server leads, although earlier ones are unknown."""
+
+    def settle(self, role: Role) -> None:
+        known = [self._sent.get(item.entry.ident, -inf) for item in role.inflight if item.known]
+        super().settle(role)
+        self.confirmed = max(self.confirmed, *known, -inf)
+
+
 ROLES: dict[str, type[Role]] = {
     "order-blind": OrderBlind,
     "give-up": Forgetful,
@@ -249,6 +287,9 @@ ROLES: dict[str, type[Role]] = {
 }
 #: Rules of validity that can be removed.
 VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
+#: Rules about ages that can be removed: what a follower, or a leader, takes for a proof.
+WATCHES = {"age-by-arrival": AgesByArrival, "age-without-entries": AgesWithoutEntries}
+PROOFS = {"confirm-blindly": ConfirmsBlindly, "confirm-unordered": ConfirmsUnordered}
 #: How many steps may pass after the last fault until a message is acknowledged, and then until all is trimmed.
 CALM = 2000
 #: How many servers run at once at most, and how many a cluster has at first.
@@ -257,7 +298,7 @@ MOST_SERVERS, FIRST = 5, 3
 MINE, FOREIGN = b"m" * 16, b"f" * 16
 #: Rules that are removed elsewhere than in a role.
 ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
-RULES = (*ROLES, *ELSEWHERE)
+RULES = (*ROLES, *ELSEWHERE, *WATCHES, *PROOFS)
 
 
 class World:
@@ -265,6 +306,11 @@ class World:
 
     def __init__(self, rnd: random.Random, broken: str | None = None, servers: int = 3) -> None:
         self.rnd, self.broken = rnd, broken
+        #: Draws of its own for messages and clocks, so that these change no schedule of everything else.
+        self.chance = random.Random(repr(rnd.getstate()))
+        self.now = 0
+        self.acked_at: list[tuple[int, int]] = [(0, 0)]  #: (step, bytes that were acknowledged then)
+        self.said: list[tuple[Server, int, Callable[..., None], Any]] = []  #: messages that have not arrived yet
         self.log: list[LogEntry] = []
         self.base = 0  #: entries before it were purged
         self.truth = bytearray()  #: the bytes that count
@@ -282,6 +328,8 @@ class World:
         self.servers = [Server(self, i) for i in range(servers)]
 
     def step(self) -> None:
+        self.now += 1
+        self.talk()
         luck, server = self.rnd.random(), self.rnd.choice(self.servers)
         if self.net and luck < 0.45:
             at = self.rnd.randrange(len(self.net))
@@ -303,6 +351,22 @@ class World:
         else:
             server.turn()
         self.check()
+
+    def talk(self) -> None:
+        """Let one server speak and some messages arrive: late, repeatedly, in any order, or never."""
+        speaker = self.chance.choice(self.servers)
+        if speaker.up and not speaker.paused:
+            speaker.speak()
+        for _ in range(self.chance.randint(0, 6)):
+            if not self.said:
+                break
+            at = self.chance.randrange(len(self.said))
+            to, incarnation, call, what = self.said[at] if self.chance.random() < 0.1 else self.said.pop(at)
+            if to.incarnation == incarnation and to.up and not to.paused:
+                call(what)
+        del self.said[:-60]
+        for server in self.servers:
+            server.judge_age()
 
     def send(self, to: Callable[..., None], server: Server, *what: Any) -> None:
         self.net.append((to, server, server.incarnation, what))
@@ -434,6 +498,7 @@ class World:
             raise Violation(f"C: server {server.ident} releases {start}..{end}, which differs from the valid entries")
         if server.role.state is State.LEADER:
             self.acked = max(self.acked, end)
+            self.acked_at.append((self.now, self.acked))
 
     def check(self) -> None:
         enough = 1 if any(server.lost or server.foreign for server in self.servers) else 2
@@ -516,9 +581,48 @@ class Server:
             writer, begin, window=3, most=MOST, validity=validity, identity=identity, chain=chain, size=FIRST
         )
         self.role.eager = world.rnd.choice((1, 2, 3))
+        self.behind = world.chance.randint(-500, 500)  #: what the clock of this start differs by
+        self.peers = Peers(ReplicationSettings(name=self.name), world.starts)
+        self.watch = WATCHES.get(world.broken or "", LeaderWatch)(self.peers)
+        self.proofs = PROOFS.get(world.broken or "", Appends)(self.seconds, None, None)
         self.cutting: int | None = None
         self.filling = False
         self.up = True
+
+    def seconds(self) -> float:
+        """Return the time of this server's own clock."""
+        return float(self.world.now - self.behind)
+
+    def speak(self) -> None:
+        """Send this server's message to all others; as a leader, also ask the shared log for its last number."""
+        world = self.world
+        self.proofs.settle(self.role)
+        message = self.peers.pack(self.role, False, confirmed=self.proofs.confirmed, now=self.seconds())
+        world.said += [(each, each.incarnation, each.hear, message) for each in world.servers if each is not self]
+        if self.role.state is State.LEADER and world.chance.random() < 0.5:
+            asked, incarnation = self.seconds(), self.incarnation
+            answer = partial(world.said.append, (self, incarnation, partial(self.looked, asked), len(world.log)))
+            world.said.append((self, incarnation, lambda _: answer(), None))
+
+    def looked(self, asked: float, last: int) -> None:
+        self.proofs.looked(self.role, asked, last)
+
+    def hear(self, message: bytes) -> None:
+        peer = self.peers.hear(message, self.seconds(), self.role)
+        if peer is not None and peer.leads and peer.epoch >= self.role.validity.epoch:
+            self.watch.hear(peer)
+
+    def judge_age(self) -> None:
+        """Check that this server has everything that was acknowledged before the time up to which it believes so."""
+        if not self.up or self.paused or self.foreign:
+            return
+        self.watch.applied(self.role)
+        self.proofs.settle(self.role)
+        current = max(self.watch.current, self.proofs.confirmed) + self.behind
+        must = max((acked for at, acked in self.world.acked_at if at < current), default=0)
+        if self.mark < must:
+            age = self.world.now - current
+            raise Violation(f"M: {self.name} believes to be {age:.0f} old, but lacks {must - self.mark} bytes")
 
     def crash(self) -> None:
         if self.up:
@@ -660,6 +764,7 @@ class Server:
         for action in role.take():
             match action:
                 case Append(entry, expect, since):
+                    self.proofs.note_sent(entry)
                     world.send(world.request, self, entry, expect, since)
                 case LookAt(number):
                     there = world.base < number <= len(world.log)

@@ -35,6 +35,10 @@ SHOWN = {
     "mark-local": 0,
     "trim-anywhere": 0,
     "copy-unconfirmed": 255,
+    "age-by-arrival": 5,
+    "age-without-entries": 2,
+    "confirm-blindly": 7,
+    "confirm-unordered": 39,
 }
 
 
