@@ -169,6 +169,8 @@ class IJournal(Interface):
         If recovery has begun already, it is completed.
         """
 
+    unfit = Attribute("Why this server is not to lead its cluster, for people; empty: it may.")
+
     def expect_close() -> None:
         """Prepare for :meth:`close`, which follows when all listeners are closed.
 

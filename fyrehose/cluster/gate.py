@@ -49,6 +49,7 @@ class ReplicatedGate:
     :ivar cluster: this server as a member of its cluster; None in tests of the gate alone
     :ivar refusal: why publishes are refused, for people; empty while this server accepts them
     :ivar leading: whether this server leads, so that its journal accepts publishes
+    :ivar unfit: why this server is not to lead, as the process or an operator decides; empty: it may
     :ivar returning: whether the directory was used by a server of a cluster before this start
     """
 
@@ -60,6 +61,7 @@ class ReplicatedGate:
     handover: Handover = attrs.field(factory=Handover, init=False)
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     leading: bool = attrs.field(default=False, init=False)
+    unfit: str = attrs.field(default="", init=False)
     returning: bool = attrs.field(default=False, init=False)
     #: Whether this server has led since its journal was opened.
     _led: bool = attrs.field(default=False, init=False)
@@ -70,6 +72,7 @@ class ReplicatedGate:
     _waiting: deque[tuple[int, Commit]] = attrs.field(factory=deque, init=False)
     #: Whether publishes are refused at present although this server leads.
     _suspended: bool = attrs.field(default=False, init=False)
+    _held: bool = attrs.field(default=False, init=False)  #: whether they are refused because this leader hands over
 
     # Methods that the journal calls: see IGate.
 
@@ -222,9 +225,19 @@ class ReplicatedGate:
             self._journal.forbid(reason)
         return suspends
 
+    def hold(self, reason: str) -> None:
+        """Refuse further publishes until :meth:`unhold`, also if :meth:`resume` is called meanwhile."""
+        self.suspend(reason)
+        self._held = True
+
+    def unhold(self) -> None:
+        """Accept publishes again after :meth:`hold`."""
+        self._held = False
+        self.resume()
+
     def resume(self) -> bool:
         """Accept publishes again after :meth:`suspend`; return whether anything has changed."""
-        if not self._suspended:
+        if not self._suspended or self._held:
             return False
         self._suspended, self.refusal = False, ""
         if self.leading:
@@ -243,7 +256,7 @@ class ReplicatedGate:
         :return: whether this server has led
         """
         led, self.leading, self.refusal = self.leading, False, reason
-        self._suspended = False
+        self._suspended = self._held = False
         if led:
             self.release(min(position, self._journal.writer.durable))
             self._waiting.clear()

@@ -21,6 +21,8 @@ from fyrehose.cluster.role import Role
 
 #: After how many seconds of silence a follower asks NATS whether the leader's process is still connected.
 ASK = 0.5
+#: How long other servers wait for the successor that a leader has named, in seconds.
+HEIR = 0.5
 #: Two servers seldom take over at the same time, because each waits up to this much longer, in seconds.
 SPREAD = 0.25
 
@@ -85,10 +87,14 @@ class LeaderWatch:
         elif leader == self._present:
             self._gone = leader
 
-    def why_take_over(self, role: Role, now: float) -> str:
-        """Return why this server may take over, which it does after a long enough silence; empty if it may not."""
+    def why_take_over(self, role: Role, now: float, unfit: str = "") -> str:
+        """Return why this server may take over, which it does after a long enough silence; empty if it may not.
+
+        :param unfit: why this server should not lead, so that it lets all others try first; empty: it may
+        """
         silent = now - self.heard
-        if silent <= self._patience(role.leader):
+        last = 2 * self.peers.settings.takeover_after if unfit else 0.0
+        if silent <= self._patience(role.leader) + last:
             return ""
         gone = " and none is connected to NATS" if role.leader == self._gone is not None else ""
         return f"no leader was heard for {silent:.1f} s{gone}"
@@ -97,7 +103,8 @@ class LeaderWatch:
         """Return how many seconds without a message of *leader* this server waits before it takes over."""
         spread = self.peers.jitter * SPREAD
         if leader is not None and self.peers.has_left(leader):
-            return spread
+            heir = self.peers.successor_of(leader)
+            return 0.0 if heir == self.peers.settings.name else spread + (HEIR if heir else 0.0)
         if leader is not None and leader == self._gone:
             return GONE + spread
         return self.peers.settings.takeover_after + spread

@@ -7,6 +7,7 @@ the journal (what the leader commits) -> Role -> the shared log -> release
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -23,6 +24,7 @@ from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.cluster.jobs import Jobs
 from fyrehose.cluster.leader_watch import LeaderWatch
 from fyrehose.cluster.log_answers import LogAnswers
+from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange
 from fyrehose.cluster.membership import Membership
 from fyrehose.cluster.orderly_stop import OrderlyStop
 from fyrehose.cluster.overview import Growth, packed, seen_by_follower, seen_by_leader
@@ -33,8 +35,9 @@ from fyrehose.cluster.role import (
 )
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.shared_log import ISharedLog
+from fyrehose.cluster.succession import Succession
 from fyrehose.cluster.trimming import Trimmer
-from fyrehose.errors import ConfigError
+from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
@@ -78,6 +81,7 @@ class Member:
     _actor: Actor = attrs.field(init=False)
     _jobs: Jobs = attrs.field(init=False)
     _stop: OrderlyStop = attrs.field(init=False)
+    _succession: Succession = attrs.field(init=False)
     _trimmer: Trimmer = attrs.field(init=False)
     _membership: Membership = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
@@ -97,6 +101,7 @@ class Member:
         self._appends = Appends(self.reactor.seconds, self.log, self._answers)
         self._jobs = Jobs(self._answers.unavailable, self.failed)
         self._stop = OrderlyStop(self.reactor, self._stop_once)
+        self._succession = Succession(self.reactor, self.journal, self.gate, self.peers, self._growth, self.say)
         self._trimmer = Trimmer(self.settings, self.peers)
         self._membership = Membership(self.peers)
 
@@ -155,7 +160,10 @@ class Member:
     def _hand_on(self) -> None:
         """If this server leads, let another server take over at once."""
         if self.role.state is State.LEADER:
-            self.say(leaving=True)
+            with suppress(FyrehoseError):  # if none can take over at once, any may
+                self._succession.successor = self._succession.choose(self.role)
+            self._succession.leaving = True
+            self.say()
             log.info("replication: {name} hands over", name=self.settings.name)
 
     async def _leave(self) -> None:
@@ -212,7 +220,7 @@ class Member:
         server has everything up to there.
         """
         role, now = self.role, self.reactor.seconds()
-        alone = self._appends.lead_alone(role, now)
+        alone = not self._succession.leaving and self._appends.lead_alone(role, now)
         age = 0.0 if alone else float(now - max(self._appends.confirmed, self._watch.current))
         return Standing(
             part,
@@ -240,10 +248,13 @@ class Member:
             self._jobs.begin("read", self._read)
             if self._watch.must_ask(self.role, now):
                 self._jobs.begin("ask", self._ask_leader)
-            if self._watch.why_take_over(self.role, now) and not self._reopens:
-                self._jobs.begin("take over", self._take_over)
+            self._try_take_over(now)
         else:
             self._lead(now)
+
+    def _try_take_over(self, now: float) -> None:
+        if self._watch.why_take_over(self.role, now, self._succession.unfit) and not self._reopens:
+            self._jobs.begin("take over", self._take_over)
 
     def failed(self, failure: Failure) -> None:
         """Stop for good: the journal or the shared log cannot be used."""
@@ -286,6 +297,7 @@ class Member:
             self._watch.applied(role)
             if not found or self._watch.has_all(role):
                 self._name_leader()
+                self._try_take_over(self.reactor.seconds())  # the leader may have handed over meanwhile
                 return
 
     async def _check_extent(self) -> list[tuple[int, LogEntry]]:
@@ -330,7 +342,7 @@ class Member:
         extent = await self.log.extent()
         if extent.last == 0 and not self._may_begin():
             return
-        why = self._watch.why_take_over(self.role, self.reactor.seconds())
+        why = self._watch.why_take_over(self.role, self.reactor.seconds(), self._succession.unfit)
         if why and self.role.take_over(extent.last, why):
             self._answers.begin(self.reactor.seconds())
             await self._actor.perform()
@@ -356,11 +368,22 @@ class Member:
         self._answers.refuse_when_silent(now)
         if not role.admitted:
             self._jobs.begin("leave", self._leave)
+        elif self._succession.must_hand_over():
+            self._jobs.begin("hand over", lambda: self._relinquish(self._succession.unfit))
         self._membership.fill_places(role, now)
         self._trimmer.trim(role, now)
         if self._trimmer.is_due(now) or now - self._appends.confirmed >= INTERVAL:
             self._jobs.begin("measure", self._measure)
         self._actor.act()
+
+    async def _relinquish(self, why: str, asked: MemberChange | None = None) -> None:
+        """Hand over, unless no other server can lead, or not the one that the operator has *asked* for."""
+        try:
+            await self._succession.hand_over(self.role, why, "" if asked is None else asked.by)
+        except FyrehoseError as error:
+            if asked is not None:
+                self._membership.answer = {"id": asked.ident, "refused": str(error)}
+            self._answers.warn(f"another server should lead, because {why}, but {error}")
 
     async def _measure(self) -> None:
         asked, since = self.reactor.seconds(), self.role.applied
@@ -387,16 +410,21 @@ class Member:
 
     # Talk.
 
-    def say(self, leaving: bool = False) -> None:
-        """Tell the other servers what this one is and has.
-
-        :param leaving: whether it hands over, so that another server may take over at once
-        """
+    def say(self) -> None:
+        """Tell the other servers what this one is and has."""
+        succession = self._succession
         refused = self.journal.standing.refusal
         refusal = "" if refused is None else str(refused)
         servers = packed(self._members()) if self.role.state is State.LEADER else []
-        confirmed, answer, now = self._appends.confirmed, self._membership.answer, self.reactor.seconds()
-        self.log.say(self.peers.pack(self.role, leaving, refusal, servers, confirmed, answer, now=now))
+        more = {
+            "successor": succession.successor,
+            "unfit": succession.unfit,
+            "answer": self._membership.answer,
+        }
+        now = self.reactor.seconds()
+        self.log.say(
+            self.peers.pack(self.role, succession.leaving, refusal, servers, self._appends.confirmed, more, now=now)
+        )
 
     def _heard(self, message: bytes) -> None:
         if not self.running:
@@ -411,8 +439,18 @@ class Member:
             self._heard_a_leader(peer)
 
     def _members_asked(self, message: bytes) -> None:
-        if self.running:
-            self._membership.ask(message, self.role, self.reactor.seconds())
+        change = MemberChange.unpack(message) if self.running else None
+        if change is None:
+            return
+        if change.kind is ChangeKind.HAND_OVER:
+            if change.name == self.settings.name and self.role.state is State.LEADER:
+                self._jobs.begin("hand over", lambda: self._relinquish("an operator has asked for it", change))
+        elif change.kind in (ChangeKind.MAINTAIN, ChangeKind.RESUME):
+            if change.name == self.settings.name and self.gate.unfit in ("", MAINTENANCE):
+                self.gate.unfit = MAINTENANCE if change.kind is ChangeKind.MAINTAIN else ""
+                self.say()
+        else:
+            self._membership.ask(change, self.role, self.reactor.seconds())
             self._actor.act()
 
     def _heard_a_leader(self, peer: ClusterPeer) -> None:
@@ -421,7 +459,7 @@ class Member:
         if self.role.state is State.FOLLOWER:
             self._watch.hear(peer)
             self._watch.applied(self.role)
-            if not self._watch.has_all(self.role):
+            if peer.leaving or not self._watch.has_all(self.role):
                 self._jobs.begin("read", self._read)
         elif peer.epoch > self.role.validity.epoch:
             self._jobs.begin("look", self._look)

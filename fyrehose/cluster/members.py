@@ -33,6 +33,9 @@ LEAST = 2
 #: Upper bound of a request to change the members, in bytes.
 MAX_REQUEST = 1024
 
+#: Why a server does not lead that an operator has asked not to.
+MAINTENANCE = "it is in maintenance"
+
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 _LIST = re.compile(rb"(\d{1,9}) (\d{1,3})((?: [A-Za-z0-9_-]{1,64})*)")
 
@@ -139,17 +142,20 @@ UNLISTED = Members(0, (), MAX_MEMBERS)
 
 
 class ChangeKind(Enum):
-    """Kinds of changes of the members."""
+    """Kinds of requests of operators: changes of the members, and which server leads."""
 
     ADD = "add"
     REMOVE = "remove"
     REPLACE = "replace"
     CLOSE = "close"  #: no further server becomes a member by itself
+    HAND_OVER = "hand-over"  #: the leader lets another server lead
+    MAINTAIN = "maintain"  #: a server does not lead
+    RESUME = "resume"  #: that server may lead again
 
 
 @attrs.frozen
 class MemberChange:
-    """A change of the members that an operator requests.
+    """A request of an operator, which changes the members or which server leads.
 
     A change that is applied twice has the same effect as once, so that a request may be repeated until it is answered.
 
@@ -157,7 +163,7 @@ class MemberChange:
     :ivar version: the version of the list that the operator has seen, so that a late repetition does not change a later
         list
     :ivar name: the name of the member; empty to close the free places
-    :ivar by: the name of the server that replaces the member
+    :ivar by: the name of the server that replaces the member, or that is to lead; empty: any may lead
     """
 
     ident: str
@@ -180,6 +186,8 @@ class MemberChange:
                 after = members.replaced(self.name, self.by)
             case ChangeKind.CLOSE:
                 after = members.closed()
+            case _:
+                after = members  # which server leads is no property of the members
         if after != members and self.version != members.version:
             raise FyrehoseError(f"the members were changed meanwhile, and are {members} now; run the command again")
         return after
@@ -201,4 +209,5 @@ class MemberChange:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return None
         needed = {ChangeKind.CLOSE: (), ChangeKind.REPLACE: (name, by)}.get(kind, (name,))
-        return cls(ident, version, kind, name, by) if is_name(ident) and all(map(is_name, needed)) else None
+        valid = is_name(ident) and all(map(is_name, needed)) and (not by or is_name(by))
+        return cls(ident, version, kind, name, by) if valid else None

@@ -34,10 +34,9 @@ class Membership:
     peers: Peers
     answer: dict[str, str] = attrs.field(factory=dict, init=False)
 
-    def ask(self, message: bytes, role: Role, now: float) -> None:
-        """Begin the change of the members that *message* requests, if this server leads; set ``answer`` later."""
-        change = MemberChange.unpack(message)
-        if change is None or role.state is not State.LEADER or role.changes_members:
+    def ask(self, change: MemberChange, role: Role, now: float) -> None:
+        """Begin *change*, which an operator requests, if this server leads; set ``answer`` later."""
+        if role.state is not State.LEADER or role.changes_members:
             return
         try:
             after = change.apply(role.members)

@@ -59,7 +59,9 @@ class ClusterPeer:
     :ivar identity, end, chain: the identity of its journal, the position where the journal ends, and the checksum there
     :ivar address: where it accepts messages by HTTP, as its configuration has it; empty: unknown
     :ivar journal: the URL where its journal can be copied; empty: there is none
-    :ivar leaving: whether it stops, so that another server may take over at once
+    :ivar leaving: whether it leads no longer, so that another server may take over at once
+    :ivar successor: if so, the server that takes over before any other; empty: any
+    :ivar unfit: why it should not lead; empty: it may
     :ivar servers: if it leads, its table of all servers, not checked yet: see :func:`.overview.parsed`
     :ivar rival: the incarnation of another server with the same name, if the server has received a message of one
     """
@@ -80,6 +82,8 @@ class ClusterPeer:
     address: str = attrs.field(default="", converter=_text)
     journal: str = attrs.field(default="", converter=_text)
     leaving: bool = attrs.field(default=False, converter=bool)
+    successor: str = attrs.field(default="", converter=_text)
+    unfit: str = attrs.field(default="", converter=_text)
     servers: object = None
     rival: object = None
 
@@ -142,17 +146,18 @@ class Peers:
         refusal: str = "",
         servers: Sequence[Mapping[str, Any]] = (),
         confirmed: float = -inf,
-        answer: Mapping[str, str] | None = None,
+        more: Mapping[str, object] | None = None,
         *,
         now: float,
     ) -> bytes:
         """Encode the message of this server to the others, which is sent at the time *now*.
 
-        :param leaving: whether this server stops, so that another server may take over at once
+        :param leaving: whether this server leads no longer, so that another server may take over at once
         :param refusal: why this server refuses publishers although it leads; empty: it accepts them
         :param servers: if it leads, what it knows of all servers, see :mod:`fyrehose.cluster.overview`
         :param confirmed: if it leads, a time at which no other server did
-        :param answer: the answer of this leader to the last request to change the members
+        :param more: further fields: ``successor``, ``unfit``, and ``answer``, the answer of this leader to the last
+            request of an operator
         """
         said = {
             "name": self.settings.name,
@@ -169,13 +174,13 @@ class Peers:
             "journal": self.settings.journal,
             "leaving": leaving,
             "asked": now,
+            **(more or {}),
         }
         if role.members is not UNLISTED:
             said["listed"] = role.members.pack().decode()
         if role.state is State.LEADER:
             # Servers that are down send no messages, so only the leader can report them.
-            said |= {"refusal": refusal, "servers": list(servers), "answer": dict(answer or {})}
-            said["current"] = self._answers(confirmed)
+            said |= {"refusal": refusal, "servers": list(servers), "current": self._answers(confirmed)}
         if self._rival:
             said["rival"] = self._rival
         return json.dumps(said).encode()
@@ -235,6 +240,11 @@ class Peers:
             raise ConfigError(
                 f"another server of the cluster has the same name, {self.settings.name!r}; give each a name of its own"
             )
+
+    def successor_of(self, writer: EntryWriter) -> str:
+        """Return the server that *writer*, which has handed over, lets take over before any other; empty: none."""
+        peer = self.others.get(writer.name)
+        return peer.successor if peer is not None and peer.leaving else ""
 
     def has_left(self, writer: EntryWriter) -> bool:
         """Return whether *writer* has announced that it stops; late messages from before do not change that."""

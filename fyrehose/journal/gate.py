@@ -32,6 +32,8 @@ class IGate(Interface):
         "The Handover that the writer fills for the other servers of a cluster; None without a cluster."
     )
 
+    unfit = Attribute("Why this server is not to lead its cluster, for people; empty: it may.")
+
     def attach(journal: Any) -> None:
         """Become the gate of *journal*, which calls this once."""
 
@@ -71,6 +73,7 @@ class LocalGate:
     """The gate of a server without a cluster: releases each commit as soon as it is synced."""
 
     standing = Standing()
+    unfit: str = ""
     handover: Handover | None = None
     may_write = None
     synced: Callable[[Commit], None] = attrs.field(init=False)

@@ -196,6 +196,20 @@ class FileJournal:
         return standing
 
     @property
+    def unfit(self) -> str:
+        """Return why this server is not to lead its cluster, for people; empty if it may."""
+        return self.gate.unfit
+
+    @unfit.setter
+    def unfit(self, why: str) -> None:
+        self.gate.unfit = why
+
+    @property
+    def lacks_room(self) -> bool:
+        """Return whether the disk has too little room for publishes."""
+        return self._room.lacks
+
+    @property
     def report(self) -> Recovered:
         """Return the result of recovery."""
         return self._log.report

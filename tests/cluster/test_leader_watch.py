@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import attrs
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from fyrehose.cluster.appends import GONE
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
-from fyrehose.cluster.leader_watch import ASK, SPREAD, LeaderWatch
+from fyrehose.cluster.leader_watch import ASK, HEIR, SPREAD, LeaderWatch
 from fyrehose.cluster.peers import ClusterPeer, Peers
 from fyrehose.cluster.role import Role
 from fyrehose.cluster.settings import ReplicationSettings
@@ -99,6 +101,24 @@ def test_answer_that_is_no_past_time_makes_nothing_current(answer: object) -> No
     world.hear(110.0, current=109.0)
     world.watch.applied(world.role)
     assert world.watch.current == 109.0
+
+
+@pytest.mark.parametrize(("heir", "patience"), [("me", 0.0), ("b", HEIR), ("", 0.0)])
+def test_successor_that_the_leader_names_takes_over_before_the_others(heir: str, patience: float) -> None:
+    world = World()
+    message = {"name": "a", "incarnation": 7, "state": "leader", "epoch": 1, "leaving": True, "successor": heir}
+    peer = world.peers.hear(json.dumps(message).encode(), 110.0)
+    assert peer is not None
+    world.watch.begin(110.0)
+    world.watch.hear(peer)
+    assert not world.watch.why_take_over(world.role, 110.0 + patience)
+    assert world.watch.why_take_over(world.role, 110.001 + patience)
+
+
+def test_server_that_should_not_lead_lets_the_others_try_first() -> None:
+    world = World()
+    assert not world.watch.why_take_over(world.role, 100.0 + 3 * TAKEOVER_AFTER, "its disk is full")
+    assert world.watch.why_take_over(world.role, 100.001 + 3 * TAKEOVER_AFTER, "its disk is full")
 
 
 def test_first_entries_of_a_leader_count_as_heard() -> None:

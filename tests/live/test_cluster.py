@@ -249,6 +249,28 @@ def test_an_orderly_stop_of_the_leader_hands_over_at_once(cluster: Cluster) -> N
     check(cluster, [b"after the stop"])
 
 
+def test_an_operator_lets_another_server_lead(cluster: Cluster) -> None:
+    leader = leader_of(cluster)
+    wait_until_identical(cluster)
+    config = ("--config", str(leader.directory / "fyrehose.toml"))
+
+    def run(*words: str) -> str:
+        program = [str(Path(sys.executable).with_name("fyrehose")), "cluster", *words, *config]
+        ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    wanted = next(server for server in cluster.servers.values() if server is not leader)
+    assert run("handover", wanted.name) == f"{wanted.name} leads\n"
+    publish(cluster, b"after the handover")
+    assert leader_of(cluster) is wanted
+    assert run("maintenance", wanted.name) == f"{wanted.name} is in maintenance, and does not lead\n"
+    publish(cluster, b"during the maintenance")
+    assert leader_of(cluster) is not wanted
+    assert run("maintenance", wanted.name, "--end") == f"{wanted.name} may lead again\n"
+    check(cluster, [b"after the handover", b"during the maintenance"])
+
+
 def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> None:
     publish(cluster, b"before a node is lost")
     cluster.nats.kill(0)

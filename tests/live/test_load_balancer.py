@@ -64,7 +64,8 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
     issued = authority.issue("page", "localhost", "127.0.0.1")
     cluster = Cluster(tmp_path)
     for server in cluster.servers.values():
-        server.more = f'[option.admin]\ntls-certificate = "{issued.certificate}"\ntls-key = "{issued.key}"\n\n'
+        server.more = '[option.server]\ndrain = "10m"\n\n'
+        server.more += f'[option.admin]\ntls-certificate = "{issued.certificate}"\ntls-key = "{issued.key}"\n\n'
     (tmp_path / "page.pem").write_text(Path(issued.certificate).read_text() + Path(issued.key).read_text())
     shutil.copy(authority.certificate, tmp_path / "fyrehose-ca.pem")
     taken = [port for server in cluster.servers.values() for port in server.ports]
@@ -87,6 +88,23 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
         finally:
             process.kill()
             process.wait()
+
+
+def test_a_stop_moves_publishers_to_another_server_before_it_drains(balanced: Balanced) -> None:
+    balanced.ask(f"{balanced.publishers}/streams/s", b"before")
+    shown = json.loads(balanced.ask(f"{balanced.page}/api/status"))["journal"]["cluster"]
+    stopped = balanced.cluster.servers[shown["leader"]]
+    assert stopped.process is not None
+    stopped.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + PATIENCE
+    while f"{stopped.name} hands over to" not in stopped.log:
+        assert time.monotonic() < deadline, stopped.log[-3000:]
+        time.sleep(0.05)
+    last = json.loads(balanced.ask(f"{balanced.publishers}/streams/s", b"after"))["last"]
+    lines = balanced.ask(f"{balanced.readers}/streams/s?from={last}&at-least={last}").splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["after"]
+    assert stopped.process.poll() is None, "the server drains for ten minutes"
+    assert stopped.stop() == 0, "a second signal ends that"
 
 
 def test_a_load_balancer_finds_the_right_server_before_and_after_a_takeover(balanced: Balanced) -> None:

@@ -159,9 +159,11 @@ def test_a_server_that_is_stopped_while_it_reopens_stays_closed(world: World) ->
 def test_a_server_that_drains_continues_draining_after_it_was_reopened(world: World) -> None:
     server = world.start()
     server.fyrehose.broker.draining = True
+    server.stack.journal.unfit = "it is stopping"
     server.stack.on_reopen("another server has taken over")
     assert len(world.journals) == 2
     assert server.fyrehose.broker.draining
+    assert server.stack.journal.unfit == "it is stopping", "another server of the cluster goes on leading"
 
 
 def test_reopening_uses_the_configuration_of_the_last_reload(world: World) -> None:

@@ -613,6 +613,7 @@ class TestDraining:
         server = self.serving(ending)
         assert ending.drain() == 10
         assert server.fyrehose.broker.draining
+        assert server.stack.journal.unfit == "it is stopping", "a leader of a cluster hands over first"
         assert any(line.startswith("draining: /ready says 503, and the server stops in 10 s") for line in log_lines)
         self.serving(ending, "--option", "server.drain=0")
         assert ending.drain() == 0

@@ -23,7 +23,7 @@ import click
 from fyrehose.cli.client.values import DURATION, FORMAT
 from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.program import Commands
-from fyrehose.cluster.members import ChangeKind, MemberChange, Members, is_name
+from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange, Members, is_name
 from fyrehose.cluster.overview import parsed
 from fyrehose.cluster.peers import ClusterPeer
 from fyrehose.cluster.settings import ReplicationSettings, server_name
@@ -229,6 +229,57 @@ def replace(settings: ReplicationSettings, old: str, new: str, wait: float) -> N
         fyrehose cluster replace c d --nats nats://10.0.0.1:4222
     """
     _change(settings, wait, ChangeKind.REPLACE, _name(old), _name(new or settings.name))
+
+
+@cluster.command(short_help="Let another server lead.")
+@click.argument("server", default="")
+@of_a_cluster
+@WAIT
+def handover(settings: ReplicationSettings, server: str, wait: float) -> None:
+    """Let SERVER (default: the one that lacks least) lead in place of the server that leads.
+
+    The leader refuses publishes, settles those under way, and follows once the other server leads.
+
+    \b
+        fyrehose cluster handover --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster handover b --nats nats://10.0.0.1:4222
+    """
+    found = asyncio.run(survey(settings, wait, leading))
+    before = leader_of(found.servers)
+    if before is None:
+        raise FyrehoseError(f"no server leads, so none can hand over; listened for {wait:g} s")
+    old = str(before["name"])
+    if old != server:
+        by = _name(server) if server else ""
+        change = MemberChange(os.urandom(8).hex(), 0, ChangeKind.HAND_OVER, old, by)
+        said = asyncio.run(_ask(settings, change, wait, lambda said: leading(said) and said["name"] != old))
+        server = str(said["name"])
+    click.echo(f"{server} leads")
+
+
+@cluster.command(short_help="Let a server not lead, or lead again.")
+@click.argument("server", default="")
+@click.option("--end", is_flag=True, help="The server may lead again.")
+@of_a_cluster
+@WAIT
+def maintenance(settings: ReplicationSettings, server: str, end: bool, wait: float) -> None:
+    """Keep SERVER (default: the one that --config describes) from leading until it is started anew, or with --end.
+
+    If it leads, it hands over first. It leads only if no other server can. It goes on to serve readers.
+
+    \b
+        fyrehose cluster maintenance b --config /etc/fyrehose/fyrehose.toml
+        fyrehose cluster maintenance b --end --config /etc/fyrehose/fyrehose.toml
+    """
+    name = _name(server or settings.name)
+    change = MemberChange(os.urandom(8).hex(), 0, ChangeKind.RESUME if end else ChangeKind.MAINTAIN, name)
+
+    def done(said: dict[str, Any]) -> bool:
+        leads = said.get("state") == "leader"
+        return said["name"] == name and (said.get("unfit") == MAINTENANCE) != end and (end or not leads)
+
+    asyncio.run(_ask(settings, change, wait, done))
+    click.echo(f"{name} may lead again" if end else f"{name} is in maintenance, and does not lead")
 
 
 def leading(said: dict[str, Any]) -> bool:
@@ -457,20 +508,23 @@ def _change(settings: ReplicationSettings, wait: float, kind: ChangeKind, name: 
     before = _listed(found)
     if kind is ChangeKind.REMOVE and name not in before.names:
         raise FyrehoseError(f"{name} is not a member; the members are {before}")
-    after = asyncio.run(_ask(settings, MemberChange(os.urandom(8).hex(), before.version, kind, name, by), wait))
-    click.echo(f"the members are {after}")
+    change = MemberChange(os.urandom(8).hex(), before.version, kind, name, by)
+    said = asyncio.run(_ask(settings, change, wait, lambda said: leading(said) and _answer(said, change) is not None))
+    click.echo(f"the members are {Members.unpack(str(said['listed']).encode())}")
 
 
-async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float) -> Members:
-    """Send the request again and again until a leader answers; return the members after the change."""
+async def _ask(
+    settings: ReplicationSettings, change: MemberChange, wait: float, done: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Send the request again and again until a server's message shows that it is *done*; return that message.
+
+    :raises FyrehoseError: the leader refuses it, or does not answer in time
+    """
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(message: Any) -> None:
         said = _said(message.data)
-        if said is None or not leading(said):
-            return
-        answer = said.get("answer")
-        if isinstance(answer, dict) and answer.get("id") == change.ident:
+        if said is not None and (done(said) or _refused(said, change)):
             answers.put_nowait(said)
 
     client = await connect(settings, [])
@@ -483,12 +537,22 @@ async def _ask(settings: ReplicationSettings, change: MemberChange, wait: float)
                 said = await asyncio.wait_for(answers.get(), REPEAT)
             except TimeoutError:
                 continue
-            if said["answer"]["refused"]:
-                raise FyrehoseError(str(said["answer"]["refused"]))
-            return Members.unpack(str(said["listed"]).encode())
+            if why := _refused(said, change):
+                raise FyrehoseError(why)
+            return said
     finally:
         await client.close()
     raise FyrehoseError(
-        f"no leader has answered within {wait:g} s, so whether the members were changed is unknown: look with "
-        "`fyrehose cluster members`; running the command again does no harm"
+        f"no leader has answered within {wait:g} s, so whether anything was changed is unknown: look with `fyrehose "
+        "cluster members` and `fyrehose cluster status`; running the command again does no harm"
     )
+
+
+def _answer(said: dict[str, Any], change: MemberChange) -> dict[str, Any] | None:
+    """Return the answer to *change* in the message *said*; None if there is none."""
+    answer = said.get("answer")
+    return answer if isinstance(answer, dict) and answer.get("id") == change.ident else None
+
+
+def _refused(said: dict[str, Any], change: MemberChange) -> str:
+    return str((_answer(said, change) or {}).get("refused") or "")

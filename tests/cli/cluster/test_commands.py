@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fyrehose.cli.cluster import commands as cluster
 from fyrehose.cli.cluster.commands import NatsServer, Survey
 from fyrehose.cli.command import main
-from fyrehose.cluster.members import MemberChange, Members
+from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange, Members
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import FyrehoseError
 
@@ -200,12 +200,14 @@ class Client:
     """A connection to NATS, behind which a leader answers.
 
     :ivar deaf: how many requests are lost
+    :ivar moves: what the servers say after a request about which server leads, by its kind
     """
 
     members: Members = THREE
     deaf: int = 1
     requests: list[MemberChange] = attrs.field(factory=list)
     subjects: list[str] = attrs.field(factory=list)
+    moves: dict[ChangeKind, list[dict[str, Any]]] = attrs.field(factory=dict)
     _heard: Callable[[Message], Any] = attrs.field(init=False)
 
     async def subscribe(self, subject: str, cb: Callable[[Message], Any]) -> None:
@@ -220,6 +222,10 @@ class Client:
         if len(self.requests) <= self.deaf:
             return
         refused = ""
+        if change.kind in self.moves:
+            for said in self.moves[change.kind]:
+                await self._heard(Message(json.dumps({**FOLLOWER, "incarnation": 5, **said}).encode()))
+            return
         try:
             self.members = change.apply(self.members)
         except FyrehoseError as error:
@@ -329,9 +335,44 @@ def test_without_a_leader_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) ->
     assert "no server leads, so the members cannot be changed; listened for 1 s" in ended.output
 
 
+@pytest.mark.parametrize("words", [(), ("b",)])
+def test_handover_waits_until_another_server_leads(client: Client, words: tuple[str, ...]) -> None:
+    client.moves[ChangeKind.HAND_OVER] = [LEADER, {"name": "b", "state": "leader", "epoch": 4}]
+    ended = run("handover", *words, *NATS)
+    assert (ended.exit_code, ended.output) == (0, "b leads\n")
+    assert {(each.name, each.by) for each in client.requests} == {("a", "".join(words))}
+
+
+def test_handover_to_the_leader_changes_nothing(client: Client) -> None:
+    assert run("handover", "a", *NATS).output == "a leads\n"
+    assert not client.requests
+
+
+def test_handover_says_why_no_server_can_take_over(client: Client) -> None:
+    answer = {"refused": "b can take over at present (b: it is behind)"}
+
+    class Sent(dict[str, Any]):
+        def __getitem__(self, key: Any) -> Any:
+            return [{**LEADER, "answer": {**answer, "id": client.requests[-1].ident}}]
+
+    client.moves = Sent({ChangeKind.HAND_OVER: []})
+    ended = run("handover", "b", *NATS)
+    assert ended.exit_code == 1
+    assert "it is behind" in ended.output
+
+
+@pytest.mark.parametrize(("words", "said"), [((), "is in maintenance, and does not lead"), (("--end",), "may lead")])
+def test_maintenance_waits_until_the_server_says_so(client: Client, words: tuple[str, ...], said: str) -> None:
+    unfit = [{**LEADER, "unfit": MAINTENANCE}, {"name": "a", "unfit": MAINTENANCE}]
+    client.moves = {ChangeKind.MAINTAIN: unfit, ChangeKind.RESUME: [*unfit, {"name": "a", "unfit": ""}]}
+    ended = run("maintenance", "a", *words, *NATS)
+    assert ended.exit_code == 0, ended.output
+    assert said in ended.output
+
+
 def test_without_an_answer_the_outcome_is_unknown(client: Client) -> None:
     client.deaf = 100
     ended = run("add", "d", *NATS, "--wait", "1s")
     assert ended.exit_code == 1
-    assert "whether the members were changed is unknown" in ended.output
+    assert "whether anything was changed is unknown" in ended.output
     assert len(client.requests) > 1
