@@ -117,7 +117,7 @@ class RequestBody:
         return ()
 
     def end(self) -> Iterable[object]:
-        """Return the events that the end of the body completes."""
+        """Return the events that the end of the body completes; more of them may follow, see :attr:`more`."""
         return ()
 
     @property
@@ -407,6 +407,8 @@ class WebSession(ByteSession):
                 events += exchange.body.add(b"")
                 if exchange.body.more:
                     break
+                if not exchange.body_incomplete:
+                    return events
                 continue
             try:
                 found = self._reader.next()
@@ -425,7 +427,10 @@ class WebSession(ByteSession):
             else:
                 exchange.body_incomplete = False
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
-                return [*events, *exchange.body.end()]
+                events += exchange.body.end()
+                if exchange.body.more:
+                    break
+                return events
             if self.over or (exchange.refused is not None and exchange.rest_dropped):
                 return events
         self._stopped = True

@@ -35,7 +35,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
-from fyrehose.options import duration, exact_size, fixed, option, size
+from fyrehose.options import duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.http.answers import LINE, UNNUMBERED, Form, LiveAnswer, ReadAnswer, event_form, with_values
 from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
@@ -107,6 +107,7 @@ class HttpSettings(WebSettings):
     key_header: str = option(
         "", _header, "header that is the key of a message, besides Idempotency-Key, such as X-GitHub-Delivery"
     )
+    otlp_stream: str = option("otlp", name, "stream of OTLP logs, which exporters send to /v1/logs")
     longest_wait: float = option(
         50.0,
         duration,
@@ -133,7 +134,7 @@ MOST_RANGES = 1_000
 class Upload:
     """The progress of a POST: which of its messages are durable, and whether it was refused.
 
-    :ivar complete: whether the whole body was received
+    :ivar complete: the end of the body; None: it was not received yet
     :ivar refusal: why the rest of the body is refused; None if it is accepted so far
     :ivar pending: how many publishes are not durable yet
     :ivar count: how many messages are durable
@@ -141,7 +142,7 @@ class Upload:
     """
 
     stream: str
-    complete: bool = False
+    complete: PublishEnd | None = None
     refusal: RequestRefused | None = None
     pending: int = 0
     count: int = 0
@@ -192,14 +193,14 @@ class HttpProtocol(WebProtocol):
         self._input_ended = False
         self.label = f"connection {next(factory.labels)}"
 
-    def judge(self, request: RequestHead, largest: int, event: Manage | None) -> int | RequestRefused:
+    def judge(self, request: RequestHead, largest: int, target: str | Manage) -> int | RequestRefused:
         """Judge a large body by the rights of the peer, before any of it is kept; see :attr:`HttpSession.judge`."""
         try:
             self._authenticate(request)
-            if event is None:
-                self.broker.check(Action.PUBLISH, request.path[1])
-            elif event.action == "settle":
-                self.broker.named.sharing.find(event.name)
+            if isinstance(target, str):
+                self.broker.check(Action.PUBLISH, target)
+            elif target.action == "settle":
+                self.broker.named.sharing.find(target.name)
                 return largest if self.broker.has(Action.PUBLISH) else min(largest, LARGEST_SETTLING)
         except FyrehoseError as error:
             return self._refusal_of(error)
@@ -248,10 +249,12 @@ class HttpProtocol(WebProtocol):
 
     def on_publish_end(self, event: PublishEnd) -> None:
         """Answer a complete body, as soon as all of its messages are durable."""
-        if self._upload is None and self.session.answering:  # The body had empty lines only.
-            self.session.respond(200, b'{"count": 0}\n')
+        if event.rejected:
+            self.broker.counters.add(PROTOCOL, "rejected-log-records", event.rejected)
+        if self._upload is None and self.session.answering:  # The body had no message.
+            self.session.respond(200, event.content or b'{"count": 0}\n', event.content_type)
         elif self._upload is not None:
-            self._upload.complete = True
+            self._upload.complete = event
             if not self._upload.pending:
                 self._answer_upload()
 
@@ -273,9 +276,10 @@ class HttpProtocol(WebProtocol):
             return
         if upload.refusal is not None:
             self._answer_refusal(upload.refusal)
-        elif upload.complete:
-            self._upload = None
-            self.session.respond(200, json.dumps(upload.answer()).encode() + b"\n")
+        elif upload.complete is not None:
+            self._upload, end = None, upload.complete
+            content = json.dumps(upload.answer()).encode() + b"\n" if end.content is None else end.content
+            self.session.respond(200, content, end.content_type)
         else:
             return
         self.proceed()
@@ -656,7 +660,7 @@ class HttpFactory(SessionFactory):
 
     protocol = HttpProtocol
     defaults = HttpSettings()
-    events = ("not-json", "refused-after-refusal", "restarted", "skipped")
+    events = ("not-json", "refused-after-refusal", "rejected-log-records", "restarted", "skipped")
     refusals = REFUSALS
     proofs = PROOFS | {"token"}
     settings: HttpSettings
@@ -677,6 +681,7 @@ class HttpFactory(SessionFactory):
             body=settings.max_body,
             wait=settings.longest_wait,
             key_header=settings.key_header,
+            logs=settings.otlp_stream,
         )
         self.hosts = hosts_of(self._endpoint, settings.hosts)
         self.origins = Origins(settings.origins)

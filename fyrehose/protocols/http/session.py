@@ -1,6 +1,7 @@
 """The server's side of one connection of the HTTP protocol, sans-I/O: turns requests into events, refuses invalid ones.
 
     POST /streams/NAME                 publish the body, or each line of it  -> PublishPart ..., PublishEnd
+    POST /v1/logs                      publish OTLP logs                     -> PublishPart ..., PublishEnd
     GET  /streams/NAME?from=N&limit=N  read records as NDJSON                -> Read
     GET  /streams/NAME/live?from=N     follow as server-sent events          -> Live
     GET  /streams?match=PATTERN        list streams                          -> List
@@ -16,16 +17,19 @@ NAME is percent-encoded, including its slashes.  Everything else is refused with
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import attrs
 
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import InvalidPattern, RemoteProtocolError
+from fyrehose.imports import OTLP
 from fyrehose.inflate import CODINGS, SLICE, Inflation
+from fyrehose.ndjson import MOST_PARSED
 from fyrehose.options import moment
 from fyrehose.patterns import Pattern
+from fyrehose.protocols.http import otlp
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
 from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME, is_label
@@ -59,6 +63,8 @@ ARRIVAL_WAIT = 10
 #: How long a polling consumer keeps its subscription without acknowledging, and the longest time that it may ask for,
 #: in seconds.
 LEASE, LONGEST_LEASE = 30, 3_600
+#: How many parts of OTLP logs one turn converts; a log record is one.
+STEPS = 200
 #: The causes for which requests are refused.
 REFUSALS = (
     *WEB_REFUSALS,
@@ -73,6 +79,7 @@ REFUSALS = (
     "encoded-body",
     "length-required",
     "multipart-body",
+    "no-otlp",
     "no-such-path",
     "no-such-stream",
     "not-here-yet",
@@ -83,6 +90,7 @@ REFUSALS = (
 USAGE = {
     "POST /streams/NAME": f"publish the body; with Content-Type: {NDJSON} publish each line, and with {LENGTHS} each "
     "message behind its length",
+    "POST /v1/logs": "publish OTLP logs, as an OpenTelemetry exporter sends them",
     "GET /streams/NAME?from=SEQ&limit=N": "read records from SEQ, a time such as 2026-11-28T12:00 or -1h, or the "
     "oldest one, as one JSON object per line; at-least=SEQ waits until this server has that one",
     "GET /streams/NAME/live?from=SEQ&epoch=EPOCH": "follow the stream from now, or from SEQ, as server-sent events; "
@@ -121,7 +129,15 @@ class BodyRefused:
 
 @attrs.frozen(slots=True)
 class PublishEnd:
-    """An event: the body of a POST is complete; answer it when all of its messages are durable."""
+    """An event: the body of a POST is complete; answer it when all of its messages are durable.
+
+    :ivar content: the body of the answer; None: it says the numbers of the messages
+    :ivar rejected: how many log records of the body were rejected
+    """
+
+    content: bytes | None = None
+    rejected: int = 0
+    content_type: str = JSON
 
 
 @attrs.frozen(slots=True, kw_only=True)
@@ -206,12 +222,14 @@ class RequestLimits:
     :ivar body: the largest body of lines with a Content-Length, in bytes
     :ivar wait: the longest time that it waits for records, in seconds, also if it asks for more
     :ivar key_header: the lower-case name of a header that is the key of a message without an Idempotency-Key; or empty
+    :ivar logs: the stream of OTLP logs
     """
 
     message: int
     body: int
     wait: float = LONGEST_WAIT
     key_header: str = ""
+    logs: str = "otlp"
 
 
 @attrs.define(eq=False)
@@ -284,6 +302,49 @@ class Posting(RequestBody):
 
 
 @attrs.define(eq=False)
+class LogsBody(Posting):
+    """The body of a POST of OTLP logs, whose log records become messages once it is complete, a few at a time.
+
+    :ivar kind: the content type of the body
+    """
+
+    split: None = attrs.field(default=None, init=False)
+    kind: str = attrs.field(kw_only=True)
+    more: bool = attrs.field(default=False, init=False)
+    _records: otlp.LogRecords = attrs.field(factory=otlp.LogRecords, init=False)
+    _messages: Iterator[bytes] = attrs.field(default=iter(()), init=False)
+
+    def add(self, data: bytes) -> Iterable[object]:
+        return self._convert() if self.more else super().add(data)
+
+    def end(self) -> Iterable[object]:
+        (body,) = self.content.end()
+        self._messages, self.more = self._records.messages(body, self.kind), True
+        return self._convert()
+
+    def _convert(self) -> Iterable[object]:
+        """Return the next messages, as many as one turn converts."""
+        messages: list[bytes] = []
+        size = 0
+        try:
+            for _ in range(STEPS):
+                message = next(self._messages)
+                messages += [message] if message else []
+                size += len(message)
+                if size > SLICE:
+                    return self._parts(messages)
+            return self._parts(messages)
+        except StopIteration:
+            self.more = False
+            records = self._records
+            end = PublishEnd(records.answer(self.kind), records.rejected, content_type=self.kind)
+            return [*self._parts(messages), end]
+        except ValueError as error:
+            self.more = False
+            return [*self._parts(messages), *self.refuse_rest(400, "bad-body", str(error))]
+
+
+@attrs.define(eq=False)
 class InflatedBody(RequestBody):
     """A compressed body: it is inflated a slice at a time, which then is a piece of *body*."""
 
@@ -315,8 +376,11 @@ class InflatedBody(RequestBody):
 
     def end(self) -> Iterable[object]:
         self.inflation.whole = True
-        events = [*self.add(b"")]
-        return events if self.body.session.exchange.refused else [*events, *self.body.end()]
+        events, exchange = [*self.add(b"")], self.body.session.exchange
+        if exchange.refused:
+            return events
+        exchange.body = self.body
+        return [*events, *self.body.end()]
 
     @property
     def expected(self) -> int:
@@ -367,12 +431,12 @@ class HttpSession(WebSession):
     """The server's side of one connection of the HTTP protocol: requests become events.
 
     :ivar judge: called with the head of a request whose body is not small, with the limit of the body, and with the
-        request if it is about subscriptions; returns the limit for this peer, or a refusal.  None: the limit is that of
-        all peers
+        stream of the messages, or the request if it is about subscriptions; returns the limit for this peer, or a
+        refusal.  None: the limit is that of all peers
     """
 
     limits: RequestLimits = attrs.field(kw_only=True)
-    judge: Callable[[RequestHead, int, Manage | None], int | RequestRefused] | None = attrs.field(
+    judge: Callable[[RequestHead, int, str | Manage], int | RequestRefused] | None = attrs.field(
         default=None, kw_only=True
     )
 
@@ -384,6 +448,8 @@ class HttpSession(WebSession):
         handle: Callable[[RequestHead], Iterable[object]]
         if "subscriptions" in (path[0], *path[2:3]) and (managed := manage(request)) is not None:
             methods, handle = allowed(managed), partial(self._manage, event=managed)
+        elif path == otlp.PATH:
+            methods, handle = ("POST",), self._post_logs
         elif path in (("",), ("streams",)):
             methods, handle = READING, self._list if path[0] else self._usage
         elif path[0] != "streams" or path[2:] not in ((), ("live",)):
@@ -428,13 +494,7 @@ class HttpSession(WebSession):
         return self.refuse(400, "bad-query", f"unknown parameter {name[:80]!r}: {what} has no parameters")
 
     def _post(self, request: RequestHead) -> Iterable[object]:
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity" and coding not in CODINGS:
-            known = ", ".join(CODINGS)
-            detail = f"encoded body: send it without a Content-Encoding, or with one of {known}"
-            return self.refuse(415, "encoded-body", detail, {"Accept-Encoding": known})
-        content_type = request.headers.get("content-type", "")
-        kind = content_type.partition(";")[0].strip().lower()
+        content_type, kind = _content_type(request)
         if kind.startswith("multipart/"):
             return self.refuse(415, "multipart-body", "multipart body: send one message, or one message per line")
         if content_type and not is_label(content_type):
@@ -449,28 +509,64 @@ class HttpSession(WebSession):
         largest = self.limits.body if lines else self.limits.message
         if split is not None:
             largest = min(KEYED, self.limits.message)
+        stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
+        part = partial(PublishPart, request=request, stream=request.path[1], content_type=stored, key=key)
+
+        def body(length: int | None) -> Posting:
+            whole = not lines or split is not None
+            return Posting(self, part, Whole(largest, length) if whole else LineBody(self.limits.message), split)
+
+        return self._receive(request, request.path[1], largest, body)
+
+    def _post_logs(self, request: RequestHead) -> Iterable[object]:
+        """Receive OTLP logs, see :mod:`.otlp`."""
+        _, kind = _content_type(request)
+        if request.query:
+            return self._refuse_parameters(request, "this path")
+        if kind not in (otlp.PROTOBUF, otlp.JSON):
+            detail = f"invalid content type of OTLP logs: expected {otlp.PROTOBUF} or {otlp.JSON}"
+            return self.refuse(415, "bad-content-type", detail)
+        if not OTLP.installed:
+            return self.refuse(501, "no-otlp", OTLP.missing("this path"))
+        largest, stream = self.limits.message, self.limits.logs
+        if kind == otlp.JSON:
+            largest = min(largest, MOST_PARSED)
+        part = partial(PublishPart, request=request, stream=stream, content_type=JSON)
+        return self._receive(
+            request, stream, largest, lambda length: LogsBody(self, part, Whole(largest, length), kind=kind)
+        )
+
+    def _receive(
+        self, request: RequestHead, stream: str, largest: int, body: Callable[[int | None], Posting]
+    ) -> Iterable[object]:
+        """Receive a body of at most *largest* bytes, perhaps compressed, for *stream*.
+
+        :param body: makes the receiver, given the length of the body, if it is known
+        """
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity" and coding not in CODINGS:
+            known = ", ".join(CODINGS)
+            detail = f"encoded body: send it without a Content-Encoding, or with one of {known}"
+            return self.refuse(415, "encoded-body", detail, {"Accept-Encoding": known})
         inflate = CODINGS.get(coding)  # None: the body is as it is
         length = request.length if inflate is None else None
         if length is None or length > min(SMALL, largest):
-            judged = self._judge(request, largest, length)
+            judged = self._judge(request, largest, length, stream)
             if not isinstance(judged, int):
                 return judged
-        whole = not lines or split is not None
-        content = Whole(largest, length) if whole else LineBody(self.limits.message)
-        stored = JSON if lines else content_type if kind not in ("", FORM, LENGTHS) else None
-        part = partial(PublishPart, request=request, stream=request.path[1], content_type=stored, key=key)
-        body = Posting(self, part, content, split)
-        self.exchange.body = body if inflate is None else InflatedBody(body, inflate())
+        made = body(length)
+        self.exchange.body = made if inflate is None else InflatedBody(made, inflate())
         return ()
 
     def _judge(
-        self, request: RequestHead, largest: int, length: int | None, event: Manage | None = None
+        self, request: RequestHead, largest: int, length: int | None, target: str | Manage
     ) -> int | list[RequestRefused]:
         """Judge a body that is not small by the head of its request: return its limit, or refuse the request.
 
         :param length: the length of the body, in bytes; None if it is unknown, or that of the compressed body
+        :param target: the stream of the messages, or the request if it is about subscriptions
         """
-        verdict = largest if self.judge is None else self.judge(request, largest, event)
+        verdict = largest if self.judge is None else self.judge(request, largest, target)
         if isinstance(verdict, RequestRefused):
             return self.refuse(verdict.status, verdict.cause, verdict.detail, self.elsewhere(verdict.elsewhere))
         if length is not None and length > verdict:
@@ -566,6 +662,12 @@ class HttpSession(WebSession):
                 takeover=takeover,
             ),
         )
+
+
+def _content_type(request: RequestHead) -> tuple[str, str]:
+    """Return the content type as the peer sent it, and without its parameters, in lower case."""
+    content_type = request.headers.get("content-type", "")
+    return content_type, content_type.partition(";")[0].strip().lower()
 
 
 def _parameters(live: bool, matching: bool, named: bool) -> tuple[dict[str, int], list[str]]:

@@ -139,6 +139,34 @@ def test_post_is_answered_once_the_message_is_durable(make: Make) -> None:
     assert record.producer == "127.0.0.1:5000"
 
 
+def _logs(*bodies: dict[str, Any]) -> tuple[str, bytes]:
+    """Return a header and the body of a POST of OTLP logs with these bodies of log records."""
+    sent = {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": body} for body in bodies]}]}]}
+    return "Content-Type: application/json", json.dumps(sent).encode()
+
+
+def test_otlp_logs_are_answered_once_they_are_durable(make: Make) -> None:
+    server = make(auto=False, otlp_stream="apps")
+    peer = server.connect()
+    head, body = _logs({"stringValue": "one"}, {"arrayValue": {"values": [{}] * 10_000}}, {"intValue": "2"})
+    peer.say("POST /v1/logs", head, body=body)
+    assert peer.hear() == b""
+    server.journal.commit()
+    answer = peer.answer()
+    assert (answer.status, answer.json["partialSuccess"]["rejectedLogRecords"]) == (200, "1")
+    assert server.count("rejected-log-records") == 1
+    payloads = [bytes(payload) for run in server.journal.read("apps", 1, 100) for payload in run.payloads()]
+    assert payloads == [b'{"body": "one"}', b'{"body": 2}']
+
+
+def test_otlp_logs_need_the_right_to_publish_to_their_stream(make: Make) -> None:
+    server = make(policy=[{"network": "0.0.0.0/0", "publish": ["apps"]}])
+    for size in (1, 100_000):
+        head, body = _logs({"stringValue": "x" * size})
+        assert server.connect().ask("POST /v1/logs", head, body=body).status == 401, "another token may have the right"
+    assert server.journal.ends() == {}
+
+
 def test_published_lines_are_read_back_unchanged(server: Server) -> None:
     peer = server.connect()
     answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\n[2]\r\n\n"3"')
