@@ -198,7 +198,8 @@ class FileJournal:
     @property
     def unfit(self) -> str:
         """Return why this server is not to lead its cluster, for people; empty if it may."""
-        return self.gate.unfit
+        why: str = self.gate.unfit
+        return why
 
     @unfit.setter
     def unfit(self, why: str) -> None:
