@@ -1,11 +1,9 @@
 """The interfaces between the parts of Fyrehose.
 
 A protocol turns the bytes of its peers into runs of drafts (messages without a number) and publishes them to the
-:class:`IBroker`, the protocol's only way into the server.  The broker numbers the drafts (:class:`ISequencer`) and
-appends them to the
-journal (:class:`IJournal`).
-Once the records are durable, the broker fires the Deferred of the publish and delivers them to the sinks of subscribers
-(:class:`ISink`).
+:class:`IBroker`, the protocol's only way into the server.  The broker numbers the drafts and appends them to the
+journal (:class:`IJournal`).  Once the records are durable, the broker fires the Deferred of the publish and delivers
+them to the sinks of subscribers (:class:`ISink`).
 
 All methods are called in the reactor's thread, and none blocks for longer than a read from the disk.
 """
@@ -79,32 +77,6 @@ class IKeeper(Interface):
 
     def is_sealed(stream: str, seq: int) -> bool:
         """Return whether record *seq* of *stream* is in a sealed segment, or was deleted."""
-
-
-class ISequencer(Interface):
-    """The allocator of the numbers of every stream: 1, 2, 3 ... 2^48 - 1, each only once."""
-
-    def reserve(wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Reserve consecutive numbers for each (stream, count) in *wanted*, for all of them or for none.
-
-        :return: the first reserved number for each stream
-        :raises StreamFull: a stream has fewer numbers left; no numbers were reserved
-        """
-
-    def last(stream: str) -> int:
-        """Return the last number of *stream* that was reserved."""
-
-    def raise_floor(floor: int) -> None:
-        """Number new streams from *floor* + 1, because a new stream may have the name of a forgotten retired stream."""
-
-    def restore(ends: Mapping[str, int], floor: int = 0) -> None:
-        """Replace the last number of every stream.
-
-        This is called after recovery, and when this server begins to lead its cluster.
-
-        :param ends: the last number of each stream
-        :param floor: counts as the last number of every stream that *ends* does not name
-        """
 
 
 class IJournalObserver(Interface):

@@ -27,6 +27,7 @@ from fyrehose.broker.peer import Peer, RightsWait
 from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.run_checks import check_names
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -45,7 +46,6 @@ from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import (
     IJournal,
     IJournalObserver,
-    ISequencer,
     ISink,
     JournalState,
 )
@@ -90,7 +90,7 @@ class Broker(Peer):
     rights: None = attrs.field(default=None, init=False)
     clock: IReactorTime
     journal: IJournal
-    sequencer: ISequencer
+    sequencer: Sequencer
     counters: Counters = attrs.field(factory=Counters, kw_only=True)
     budget: InFlight = attrs.field(factory=InFlight, kw_only=True)
     turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.clock), takes_self=True), kw_only=True)

@@ -33,9 +33,10 @@ from twisted.logger import Logger
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.publisher import Publisher
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import KeyReused, NoRoomForKey
-from fyrehose.interfaces import IJournal, ISequencer
+from fyrehose.interfaces import IJournal
 from fyrehose.net.inflight import InFlight
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Publish, Record, Run
@@ -132,7 +133,7 @@ class PublishedOnce:
     """
 
     journal: IJournal
-    sequencer: ISequencer
+    sequencer: Sequencer
     budget: InFlight
     counters: Counters
     kept: float = KEPT

@@ -1,27 +1,28 @@
-"""The sequencer allocates the numbers of streams.  It lives in memory; the journal restores it after a restart."""
+"""Allocate the numbers of streams in memory; the journal restores them after a restart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import attrs
-from zope.interface import implementer
 
 from fyrehose.errors import StreamFull
-from fyrehose.interfaces import ISequencer
 from fyrehose.records import LAST_SEQ
 
 
-@implementer(ISequencer)
 @attrs.define
 class Sequencer:
-    """The allocator of numbers, which keeps the last number of each stream in a dictionary."""
+    """The allocator of the numbers of every stream: 1, 2, 3 ... 2^48 - 1, each only once."""
 
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _floor: int = attrs.field(default=0, init=False)
 
     def reserve(self, wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Reserve the next numbers of each (stream, count) in *wanted*, or none if a stream has too few left."""
+        """Reserve consecutive numbers for each (stream, count) in *wanted*, for all of them or for none.
+
+        :return: the first reserved number for each stream
+        :raises StreamFull: a stream has fewer numbers left; no numbers were reserved
+        """
         ends: dict[str, int] = {}
         firsts = []
         for stream, count in wanted:
@@ -38,11 +39,18 @@ class Sequencer:
         return tuple(firsts)
 
     def last(self, stream: str) -> int:
+        """Return the last number of *stream* that was reserved."""
         return self._ends.get(stream, self._floor)
 
     def raise_floor(self, floor: int) -> None:
+        """Number new streams from *floor* + 1, because a new stream may have the name of a forgotten retired stream."""
         self._floor = max(self._floor, floor)
 
     def restore(self, ends: Mapping[str, int], floor: int = 0) -> None:
+        """Replace the last number of every stream, after recovery and when this server begins to lead its cluster.
+
+        :param ends: the last number of each stream
+        :param floor: counts as the last number of every stream that *ends* does not name
+        """
         self._ends = dict(ends)
         self._floor = floor

@@ -30,7 +30,7 @@ from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import LOOPBACK, Policy
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, os_reason
-from fyrehose.interfaces import IJournal, ISequencer, JournalState
+from fyrehose.interfaces import IJournal, JournalState
 from fyrehose.net.peers import INET
 from fyrehose.net.several import place_text
 
@@ -58,7 +58,6 @@ class Fyrehose(MultiService):
         self,
         reactor: Any,
         journal: IJournal,
-        sequencer: ISequencer | None = None,
         *,
         policy: Policy = LOOPBACK,
         on_open: Callable[[], None] = lambda: None,
@@ -69,7 +68,7 @@ class Fyrehose(MultiService):
         self.broker = Broker(
             reactor,
             journal,
-            Sequencer() if sequencer is None else sequencer,
+            Sequencer(),
             guard=Guard(policy),
             watch=self._journal_changed,
             **of_broker,
