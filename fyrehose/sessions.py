@@ -22,8 +22,9 @@ The sessions of the backbone receive datagrams, which are always complete.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.records import Buffer, Run
 
 #: Limit of the bytes that are written for a peer at once, so that 250 peers that do not read take only 32 MiB.
@@ -62,6 +63,79 @@ class ByteSession:
     def next_events(self) -> list[Any]:
         """Return the events of the next turn; no events if there are no more."""
         return []
+
+
+class FramedSession(ByteSession):
+    """A session that parses frames where they arrive, and copies only an incomplete frame.
+
+    :cvar frame: the protocol's word for its frames
+    :ivar expected: the size of the incomplete frame in bytes, as far as it is known; 0 between frames
+    :ivar more: whether the last turn stopped before the end of the received bytes
+    """
+
+    frame: ClassVar[str] = "frame"
+    more: bool = False
+
+    def __init__(self) -> None:
+        self.expected = 0
+        self.out: list[bytes] = []
+        self._buffer = bytearray()
+        self._parse_at = 0  # size of the buffer at which parsing can make progress
+        self._broken = False
+
+    @property
+    def buffered(self) -> int:
+        """Return how many bytes of the incomplete frame are in memory."""
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes) -> list[Any]:
+        """Return the events of one turn that *data* completes, in order; after ``Broken`` always an empty list."""
+        if self._broken:
+            return []
+        source: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            source = self._buffer
+            if len(source) < self._parse_at and not self.more:
+                return []
+        events: list[Any] = []
+        self.more = False
+        self.expected = self._parse_at = 0
+        try:
+            position = self._parse_frames(source, events)
+        except RemoteProtocolError as error:
+            events.append(self._break(error))
+            return events
+        if source is self._buffer:
+            del self._buffer[:position]
+        elif position < len(data):
+            self._buffer += data[position:]
+        return events
+
+    def next_events(self) -> list[Any]:
+        return self.receive_data(b"") if self.more else []
+
+    def receive_eof(self) -> list[Any]:
+        """Handle the end of the peer's data: return ``Broken`` if the data ends within a frame, otherwise no event."""
+        if self._broken or not self.expected:
+            return []
+        detail = f"the connection ended within a {self.frame}"
+        return [self._break(RemoteProtocolError(f"truncated-{self.frame}", detail))]
+
+    def _parse_frames(self, source: bytes | bytearray, events: list[Any]) -> int:
+        """Parse the frames of one turn in *source*, and add their events to *events*.
+
+        The method sets ``expected``, ``more`` and ``_parse_at``.
+
+        :return: the position of the bytes that were not parsed
+        :raises RemoteProtocolError: the peer breaks the protocol
+        """
+        raise NotImplementedError
+
+    def _break(self, error: RemoteProtocolError) -> Broken:
+        self._broken, self.more, self.expected = True, False, 0
+        self._buffer.clear()
+        return Broken(error=error)
 
 
 def events_of(session: ByteSession, data: bytes) -> Iterator[Any]:

@@ -23,7 +23,7 @@ import attrs
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.records import Buffer
-from fyrehose.sessions import ByteSession
+from fyrehose.sessions import FramedSession
 
 MORE, LONG, COMMAND = 1, 2, 4
 #: Size of the greeting, and of the part of it that tells the version, in bytes.
@@ -171,7 +171,7 @@ class Null:
         raise NotImplementedError("frames are sent as they are")
 
 
-class ZmtpSession(ByteSession):
+class ZmtpSession(FramedSession):
     """One side of one connection; subclasses say what its messages are.
 
     :cvar socket_type: the type of this side's socket
@@ -182,23 +182,19 @@ class ZmtpSession(ByteSession):
     :param largest: the largest last frame of a message, in bytes
     """
 
+    frame = "message"
     socket_type: ClassVar[bytes]
     peers: ClassVar[frozenset[bytes]]
     most_frames: ClassVar[int]
     largest_label: ClassVar[int]
     _most_events: ClassVar[int] = 32
-    #: whether the last turn stopped at that limit
-    more: bool = False
 
     def __init__(self, mechanism: Mechanism, largest: int) -> None:
+        super().__init__()
         self.largest = largest
-        #: size in bytes of the incomplete message, as far as it is known; 0 between messages
-        self.expected = 0
         self._mechanism = mechanism
-        self._buffer = bytearray()
         self._inner = bytearray()  #: frames that were sealed
-        self._parse_at = 0  # size of the buffer at which parsing can make progress
-        self._broken = self._greeted = self._linked = False
+        self._greeted = self._linked = False
         self._pings = False
         self._frames: list[bytes] = []  #: the frames of the incomplete message
         self._frames_size = 0
@@ -206,7 +202,7 @@ class ZmtpSession(ByteSession):
         self._skip = 0  #: bytes of the frame that are skipped
         self._metadata = pack_metadata({b"Socket-Type": self.socket_type, b"Identity": b""})
         version = b"\3\1" + mechanism.name.ljust(20, b"\0") + bytes((mechanism.as_server,))
-        self.out: list[bytes] = [(_SIGNATURE + version).ljust(GREETING, b"\0")]
+        self.out = [(_SIGNATURE + version).ljust(GREETING, b"\0")]
 
     @property
     def linked(self) -> bool:
@@ -230,54 +226,17 @@ class ZmtpSession(ByteSession):
 
     # Receiving.
 
-    def receive_data(self, data: bytes) -> list[Any]:
-        """Return the events that *data* completes, in order; after ``Broken`` always an empty list.
-
-        It returns the events of one turn; see :attr:`more`.
-        """
-        if self._broken:
-            return []
-        source: bytes | bytearray = data
-        if self._buffer:
-            self._buffer += data
-            source = self._buffer
-            if len(source) < self._parse_at and not self.more:
-                return []
-        events: list[Any] = []
-        self.more = False
-        self.expected = self._parse_at = 0
-        try:
-            if self._linked and not self._mechanism.overhead:
-                position = self._receive_frames(source, 0, events)
-            else:
-                position = self._receive_sealed(source, events)
-        except RemoteProtocolError as error:
-            events.append(self._break(error))
-            return events
-        if source is self._buffer:
-            del self._buffer[:position]
-        elif position < len(data):
-            self._buffer += data[position:]
-        return events
-
-    def next_events(self) -> list[Any]:
-        return self.receive_data(b"") if self.more else []
-
-    def receive_eof(self) -> list[Any]:
-        """Handle the end of the peer's data: return ``Broken`` if the data ends within a message or the greeting."""
-        if self._broken or not self.expected:
-            return []
-        return [self._break(RemoteProtocolError("truncated-message", "the connection ended within a message"))]
+    def _parse_frames(self, source: bytes | bytearray, events: list[Any]) -> int:
+        if self._linked and not self._mechanism.overhead:
+            return self._receive_frames(source, 0, events)
+        return self._receive_sealed(source, events)
 
     def _break(self, error: RemoteProtocolError) -> Broken:
         if error.cause == "unknown-key":
             self.out.append(command(b"ERROR", b"\x03400"))  # the status that ZeroMQ gives to credentials (RFC 27)
-        self._broken, self.more = True, False
-        self.expected = 0
-        self._buffer.clear()
         self._inner.clear()
         self._frames, self._frames_size = [], 0
-        return Broken(error=error)
+        return super()._break(error)
 
     def _receive_sealed(self, source: bytes | bytearray, events: list[Any]) -> int:
         """Handle the greeting, the commands of the handshake, and frames that are sealed; return their end."""

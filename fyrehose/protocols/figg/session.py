@@ -40,7 +40,7 @@ from fyrehose.protocols.figg.frames import (
     decode_topic,
 )
 from fyrehose.records import MAX_NAME, MAX_PAYLOAD, Run, column_of
-from fyrehose.sessions import PIECE, ByteSession, Encoded, fitting
+from fyrehose.sessions import PIECE, Encoded, FramedSession, fitting
 
 #: Largest data of one run, in bytes, so that a large read does not become one large write to the disk.
 MAX_RUN = 1 << 20
@@ -52,7 +52,7 @@ DATA_HEAD = HEADER.size + SIZE.size + NUMBER.size + SIZE.size
 Event = Frame | Published | DataRun | Broken
 
 
-class _Session(ByteSession):
+class _Session(FramedSession):
     """Base of both sides: framing, limits, and pending output."""
 
     #: types that the peer may send
@@ -61,83 +61,30 @@ class _Session(ByteSession):
     _message: ClassVar[type[Frame]]
     #: how many events one turn returns at most
     _most_events: ClassVar[int] = sys.maxsize
-    #: whether the last turn stopped at that limit
-    more: bool = False
 
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
+        super().__init__()
         self.max_payload = max_payload
-        self._buffer = bytearray()
-        #: size in bytes of the incomplete frame, as far as it is known; 0 between frames
-        self.expected = 0
-        self._parse_at = 0  # size of the buffer at which parsing can make progress
-        self._broken = False
-        self.out: list[bytes] = []
 
-    @property
-    def buffered(self) -> int:
-        """Number of bytes of the incomplete frame that are in memory."""
-        return len(self._buffer)
-
-    def receive_data(self, data: bytes) -> list[Event]:
-        """Return the events that *data* completes, in order; after ``Broken`` always an empty list.
-
-        The server's session returns the events of one turn; see :attr:`more`.
-        """
-        if self._broken:
-            return []
-        source: bytes | bytearray = data
-        if self._buffer:
-            self._buffer += data
-            source = self._buffer
-            if len(source) < self._parse_at:
-                return []
-        events: list[Event] = []
+    def _parse_frames(self, source: bytes | bytearray, events: list[Event]) -> int:
         position, end, left = 0, len(source), self._most_events
-        self.more = False
         self.expected = self._parse_at = HEADER.size
-        try:
-            while end - position >= HEADER.size:
-                if left <= 0:
-                    self.more = True
-                    break
-                # Nearly all frames are whole messages; the compiled function that parses them checks their headers as
-                # well.
-                end_of_run, event, cost = self._parse_messages(source, position)
+        while end - position >= HEADER.size:
+            if left <= 0:
+                self.more, self.expected = True, 0
+                return position
+            # Nearly all frames are whole messages; the compiled function that parses them checks their headers as well.
+            end_of_run, event, cost = self._parse_messages(source, position)
+            if event is None:
+                end_of_run, event = self._parse_frame(source, position, end)
                 if event is None:
-                    end_of_run, event = self._parse_frame(source, position, end)
-                    if event is None:
-                        break
-                events.append(event)
-                position = end_of_run
-                left -= cost
-            else:
-                if position == end:
-                    self.expected = 0
-        except RemoteProtocolError as error:
-            events.append(self._break(error))
-            return events
-        if self.more:
+                    return position
+            events.append(event)
+            position = end_of_run
+            left -= cost
+        if position == end:
             self.expected = 0
-        if source is self._buffer:
-            del self._buffer[:position]
-        elif position < end:
-            self._buffer += data[position:]
-        return events
-
-    def next_events(self) -> list[Event]:
-        return self.receive_data(b"") if self.more else []
-
-    def receive_eof(self) -> list[Event]:
-        """Handle the end of the peer's data: return ``Broken`` if the data ends within a frame, otherwise no event."""
-        if self._broken or not self.expected:
-            return []
-        return [self._break(RemoteProtocolError("truncated-frame", "the connection ended within a frame"))]
-
-    def _break(self, error: RemoteProtocolError) -> Broken:
-        self._broken, self.more = True, False
-        self.expected = 0
-        self._buffer.clear()
-        return Broken(error=error)
+        return position
 
     def _parse_frame(self, source: bytes | bytearray, position: int, end: int) -> tuple[int, Event | None]:
         """Parse the frame at *position*, which is not a whole message; return its end, and its event or None."""

@@ -50,6 +50,7 @@ MODULES = (
     "fyrehose/net/inflight.py",
     "fyrehose/broker/quotas.py",
     "fyrehose/kernels/pure/*.py",
+    "fyrehose/sessions.py",
     "fyrehose/protocols/figg/session.py",
     "fyrehose/protocols/backbone/session.py",
     "fyrehose/protocols/backbone/repair.py",
