@@ -83,19 +83,22 @@ def texts(module: ast.Module) -> Iterator[str]:
             yield node.value
 
 
-ALL = {
-    f"{path.relative_to(PACKAGE)}: {text}": text
-    for path in PACKAGE.rglob("*.py")
-    for text in texts(ast.parse(path.read_text(encoding="utf-8")))
-}
+@pytest.fixture(scope="module")
+def every_text() -> dict[str, str]:
+    """Return all texts for people, by the file and the text itself; reading them takes seconds of the CPU."""
+    return {
+        f"{path.relative_to(PACKAGE)}: {text}": text
+        for path in PACKAGE.rglob("*.py")
+        for text in texts(ast.parse(path.read_text(encoding="utf-8")))
+    }
 
 
-def test_texts_for_people_name_no_files_of_the_documentation() -> None:
-    assert [where for where, text in ALL.items() if re.search(r"\bdocs/|\w+\.md\b", text)] == []
+def test_texts_for_people_name_no_files_of_the_documentation(every_text: dict[str, str]) -> None:
+    assert [where for where, text in every_text.items() if re.search(r"\bdocs/|\w+\.md\b", text)] == []
 
 
-def test_pages_and_sections_that_texts_name_exist() -> None:
-    named = [words for text in ALL.values() for words in re.findall(r"`fyrehose help ([a-z][a-z -]*)`", text)]
+def test_pages_and_sections_that_texts_name_exist(every_text: dict[str, str]) -> None:
+    named = [words for text in every_text.values() for words in re.findall(r"`fyrehose help ([a-z][a-z -]*)`", text)]
     assert len(named) >= 9
     for words in named:
         topic, _, title = words.partition(" ")
