@@ -80,10 +80,9 @@ class ClientSide:
         """Send *data* to the protocol."""
         self.protocol.dataReceived(data)
 
-    def received(self, turns: int = 2) -> bytes:
-        """Run *turns* iterations of the reactor, and return the bytes that the protocol wrote since the last call."""
-        for _ in range(turns):
-            self.clock.advance(0)
+    def received(self) -> bytes:
+        """Run all calls that are due, and return the bytes that the protocol wrote since the last call."""
+        self.clock.advance(0)
         data: bytes = self.transport.value()  # type: ignore[no-untyped-call]
         self.transport.clear()  # type: ignore[no-untyped-call]
         return data

@@ -40,7 +40,7 @@ class Browser(ClientSide):
         self.transport.clear()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *headers, "", ""]
         self.send("\r\n".join(lines).encode())
-        head, _, body = self.received(turns=1).partition(b"\r\n\r\n")
+        head, _, body = self.received().partition(b"\r\n\r\n")
         return int(head.split()[1]), head.decode(), body
 
     def json(self, path: str, *headers: str) -> Any:

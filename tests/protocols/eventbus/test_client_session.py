@@ -560,23 +560,30 @@ class Link:
             assert not isinstance(event, EventsExpired | Ignored | PubTimedOut)
 
     def carry(self, turns: int = 10) -> None:
-        """Exchange messages until both are idle."""
+        """Exchange messages until both are idle, but at most *turns* times, so that some stay under way."""
         for _ in range(turns):
-            for peer in (self.collector, self.others):
-                peer.hear()  # which answers the server's PING
-            if self.snapshot.transport.disconnecting:
-                self.drop()
-            for to, frames in self.session.data_to_send():
-                message = [bytes(frame) for frame in frames]
-                if to is ServerPort.NEW_SNAPSHOT:
-                    self.reconnect()
-                (self.collector if to is ServerPort.COLLECTOR else self.snapshot).say(message)
-            broadcasts = self.publisher.hear()
-            lost, self.lose = broadcasts[: self.lose], max(0, self.lose - len(broadcasts))
-            mine = [] if self.stalled else self.snapshot.hear()
-            now = self.clock.seconds()
-            self.handle(self.session.receive_broadcasts(broadcasts[len(lost) :], now))
-            self.handle(self.session.receive_syncs(mine, now))
+            if not self._carry_once():
+                break
+
+    def _carry_once(self) -> bool:
+        """Exchange the messages that are ready, and return whether there were any."""
+        for peer in (self.collector, self.others):
+            peer.hear()  # which answers the server's PING
+        if self.snapshot.transport.disconnecting:
+            self.drop()
+        said = self.session.data_to_send()
+        for to, frames in said:
+            message = [bytes(frame) for frame in frames]
+            if to is ServerPort.NEW_SNAPSHOT:
+                self.reconnect()
+            (self.collector if to is ServerPort.COLLECTOR else self.snapshot).say(message)
+        broadcasts = self.publisher.hear()
+        lost, self.lose = broadcasts[: self.lose], max(0, self.lose - len(broadcasts))
+        mine = [] if self.stalled else self.snapshot.hear()
+        now = self.clock.seconds()
+        self.handle(self.session.receive_broadcasts(broadcasts[len(lost) :], now))
+        self.handle(self.session.receive_syncs(mine, now))
+        return bool(said or broadcasts or mine)
 
     def wait(self, seconds: float) -> None:
         for _ in range(max(1, int(seconds / 0.5))):

@@ -62,9 +62,9 @@ class Peer(ClientSide):
             self.session.send_subscribe(prefix)
         self.flush()
 
-    def hear(self, turns: int = 4) -> list[list[bytes]]:
+    def hear(self) -> list[list[bytes]]:
         """Return the messages that arrived since the last call."""
-        found = list(events_of(self.session, self.received(turns)))
+        found = list(events_of(self.session, self.received()))
         self.flush()
         return [each.frames for each in found if isinstance(each, BusMessage)]
 

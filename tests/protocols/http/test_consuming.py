@@ -65,7 +65,7 @@ class HttpPeer(ClientSide):
         self.send("\r\n".join(lines).encode() + data)
 
     def hear(self) -> bytes:
-        return self.received(turns=20)
+        return self.received()
 
     def ask(self, line: str, body: object = None, *headers: str) -> tuple[int, Any]:
         """Return the status, and the JSON objects of the answer: one, or a list of lines."""

@@ -26,7 +26,7 @@ class Answer:
 
     def said(self) -> str:
         """Return all of it that has come so far."""
-        self._said += self.peer.received(turns=20).decode()
+        self._said += self.peer.received().decode()
         return self._said
 
     def __call__(self) -> tuple[int, Any]:

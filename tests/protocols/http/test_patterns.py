@@ -49,7 +49,7 @@ class HttpPeer(ClientSide):
     """An HTTP client that sends one request."""
 
     def hear(self) -> bytes:
-        return self.received(turns=20)
+        return self.received()
 
     def answer(self) -> tuple[int, Any]:
         head, _, body = self.hear().partition(b"\r\n\r\n")

@@ -61,7 +61,7 @@ class HttpPeer(ClientSide):
 
     def hear(self) -> bytes:
         """Return the bytes written since the last call."""
-        return self.received(turns=20)
+        return self.received()
 
     def answer(self) -> Answer:
         """Return the answer written since the last call, with its chunks joined."""
