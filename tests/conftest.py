@@ -19,7 +19,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
-from tests.doubles.programs import ForkedPopen, RealPopen
+from tests.doubles.programs import ForkedPopen, RealPopen, starts_alike
 
 # How long a Hypothesis example takes depends mainly on the machine, so there is no deadline.
 settings.register_profile("fyrehose", deadline=None)
@@ -252,6 +252,14 @@ def clean_reactor() -> Iterator[None]:
     ours = [str(r) for r in after - before if "Waker" not in type(r).__name__]
     assert not left, f"timers were left: {left}"
     assert not ours, f"sockets were left: {ours}"
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Fail the test if it leaves a variable with which the programs of later tests are not forked."""
+    before = starts_alike(os.environ.items())
+    yield
+    assert starts_alike(os.environ.items()) == before, "the test has changed the environment of later ones"
 
 
 @pytest.fixture

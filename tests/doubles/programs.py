@@ -51,7 +51,7 @@ LARGEST = 128 << 10
 RealPopen = subprocess.Popen
 
 
-def _starts_alike(environment: Iterable[tuple[str, str]]) -> dict[str, str]:
+def starts_alike(environment: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the variables of *environment* that matter at the start, but the path."""
     return {name: value for name, value in environment if name.startswith(START) and name != "PYTHONPATH"}
 
@@ -66,7 +66,7 @@ class Parent:
         self._lock = threading.Lock()
         self._prctl: Any = ctypes.CDLL(None, use_errno=True).prctl
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.variables = _starts_alike(os.environ.items())
+        self.variables = starts_alike(os.environ.items())
         if not imported:
             _begin(theirs.fileno())
         elif os.fork() == 0:
@@ -159,7 +159,7 @@ def _may_be_forked(words: list[Any], given: dict[str, Any], environment: dict[An
     if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > LARGEST // 8:
         return False
     there = parent()
-    return there.variables == _starts_alike(environment.items()) and there.has_imported_for(
+    return there.variables == starts_alike(environment.items()) and there.has_imported_for(
         environment.get("PYTHONPATH", "")
     )
 

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("kept_signals")
 
 
 def run(*words: object) -> Result:
-    return CliRunner().invoke(command.main, [str(word) for word in words])
+    # The commands set the zone of their process; with another zone than before, programs of later tests are no forks.
+    return CliRunner(env={"TZ": "UTC"}).invoke(command.main, [str(word) for word in words])
 
 
 @pytest.mark.slow
