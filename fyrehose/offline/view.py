@@ -111,11 +111,6 @@ def look(directory: Path) -> View:
     return View(mark, extents, identity, vouched.durable > 0 or not found, noted)
 
 
-def durable_mark(directory: Path) -> int:
-    """Return the durable mark, or 0 if nothing is durable yet."""
-    return vouched_mark(directory).durable or durable_by_batches(directory)
-
-
 def vouched_mark(directory: Path) -> scan.Mark:
     """Return the end of the log for which MARK or the file END vouches.
 

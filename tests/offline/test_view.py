@@ -49,7 +49,7 @@ def test_durable_mark_is_read_again_while_it_is_being_written(open_journal, monk
     mark = scan.read_mark(bench.directory)
     marks = [scan.Mark(), scan.Mark(), scan.Mark(mark)]
     monkeypatch.setattr(scan, "look_at_mark", lambda directory, files: marks.pop(0))
-    assert view.durable_mark(bench.directory) == mark
+    assert view.believed_mark(bench.directory).durable == mark
     assert marks == []
 
 
@@ -63,7 +63,8 @@ def test_without_a_mark_file_the_batches_tell_the_durable_position(open_journal)
             (bench.directory / "MARK").unlink()
         else:
             (bench.directory / "MARK").write_bytes(text)
-        assert view.durable_mark(bench.directory) == after_one
+        assert view.vouched_mark(bench.directory).durable == 0
+        assert view.durable_by_batches(bench.directory) == after_one
 
 
 def test_missing_directory_is_reported(tmp_path: Path) -> None:
