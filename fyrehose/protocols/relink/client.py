@@ -42,6 +42,8 @@ from fyrehose.protocols.relink.session import ConnectorSession, Linked, LinkUnkn
 
 log = Logger()
 
+#: Size of the listener's channel ids, in bytes.
+LISTENER_ID_SIZE = 4
 #: Called with channel, sequence number and parts of a message.
 OnMessage = Callable[[int, int, tuple[bytes, ...]], Any]
 
@@ -51,7 +53,6 @@ class Channel:
     """The results that the program waits for on one channel.
 
     :ivar sent: unconsumed messages in order: the number of each, and the Deferred that its sender waits for
-    :ivar closing: the Deferreds of the calls that close the channel
     :ivar lock: the lock that the open transaction holds
     :ivar open: the open transaction
     :ivar committed: committed transactions that wait for their results, in order: number of the last message, count of
@@ -60,7 +61,6 @@ class Channel:
     """
 
     sent: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque)
-    closing: list[Deferred[None]] = attrs.field(factory=list)
     lock: DeferredLock = attrs.field(factory=DeferredLock)
     open: Transaction | None = None
     committed: deque[tuple[int, int, Deferred[None]]] = attrs.field(factory=deque)
@@ -74,10 +74,10 @@ class Channel:
     def abandon(self) -> list[Deferred[None]]:
         """Return all Deferreds that wait for the listener, and forget them."""
         waiting = [deferred for _, deferred in self.sent]
-        waiting += [deferred for _, _, deferred in self.committed] + self.closing
+        waiting += [deferred for _, _, deferred in self.committed]
         self.sent.clear()
         self.committed.clear()
-        self.closing, self.refused = [], False
+        self.refused = False
         return waiting
 
     def resulted(self, last: int, result: Ack) -> None:
@@ -427,7 +427,6 @@ class RelinkClient(TCPClient):
     transactional: bool = attrs.field(default=False, kw_only=True)
     listener_transactional: bool = attrs.field(default=False, kw_only=True)
     id_size: int = attrs.field(default=4, kw_only=True)
-    listener_id_size: int = attrs.field(default=4, kw_only=True)
     limits: LinkLimits = attrs.field(factory=LinkLimits, kw_only=True)
     on_message: OnMessage | None = attrs.field(default=None, kw_only=True)
     rename: Callable[[], str] | None = attrs.field(default=None, kw_only=True)
@@ -532,18 +531,6 @@ class RelinkClient(TCPClient):
             raise LocalProtocolError("the channels of this link have no transactions; use send()")
         return Transaction(self, self._channels[channel], channel)
 
-    def close_channel(self, channel: int) -> Deferred[None]:
-        """Close a channel as soon as all its messages are consumed.
-
-        :return: a Deferred that fires when the listener has acknowledged the closure
-        :raises LocalProtocolError: there is no link, or the channel is not open
-        """
-        self._require_link().close(channel)
-        closed: Deferred[None] = Deferred()
-        self._channels[channel].closing.append(closed)
-        self.flush_soon()
-        return closed
-
     def pause(self) -> None:
         """Stop calling ``on_message`` until :meth:`resume`."""
         self._inbox.paused = True
@@ -641,7 +628,7 @@ class RelinkClient(TCPClient):
         terms = Terms(
             endpoint=self.name,
             connector_size=self.id_size,
-            listener_size=self.listener_id_size,
+            listener_size=LISTENER_ID_SIZE,
             connector_transactions=self.transactional,
             listener_transactions=self.listener_transactional,
         )
@@ -695,12 +682,6 @@ class RelinkClient(TCPClient):
                 self._channels[event.channel].resulted(event.last, event.result)
             case events.Consumed():
                 self._channels[event.channel].consumed(event.last)
-            case events.ChannelClosed():
-                channel = self._channels[event.channel]
-                if not channel.lock.locked:
-                    del self._channels[event.channel]
-                for closed in channel.abandon():
-                    closed.callback(None)
             case events.Finished():
                 if link is not None and event.channel in link.receiving:
                     self.handle(link.forget(event.channel))

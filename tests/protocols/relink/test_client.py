@@ -66,13 +66,12 @@ def test_lost_link_fails_outstanding_messages(make_client: Any) -> None:
     settled, open_ = outcome(client.send(b"0")), []
     wire.pump()
     open_ = outcome(client.send(b"1"))
-    waiting = outcome(client.close_channel(0))
     wire.cut()
     for entry in list(wire.server.registry.entries.values()):
         wire.server.registry.discard(entry)
     wire.pump(1)
     wire.pump()
-    assert (settled, open_, waiting) == (["done"], [UnknownOutcome], [UnknownOutcome])
+    assert (settled, open_) == (["done"], [UnknownOutcome])
     assert [(one.seq, one.parts) for one in lost] == [(1, (b"1",))]
     again = outcome(client.send(b"2"))
     wire.pump()
@@ -152,16 +151,6 @@ def test_callback_of_ready_that_closes_the_client_fails_the_others(make_client: 
     first.addCallback(lambda _: outcome(client.close()))
     wire.pump()
     assert second == [Closed]
-
-
-def test_channel_can_be_closed_and_reopened(make_client: Any) -> None:
-    client, wire = make_client()
-    for payload in (b"0", b"1"):
-        client.send(payload)
-        closed = outcome(client.close_channel(0))
-        wire.pump()
-        assert closed == ["done"]
-    assert wire.server.payloads() == [b"0", b"1"]
 
 
 def test_close_settles_messages_and_ends_the_link(make_client: Any) -> None:
