@@ -283,6 +283,10 @@ class _Column:
     unit: str | None = key(_choice(*UNITS), default=None)
 
     def column(self, name: str) -> TypedColumn:
+        """Return the column *name*.
+
+        :raises Mistake: the name, the unit, the path or the default is invalid
+        """
         if not _COLUMN.fullmatch(name):
             raise Mistake(f"{name!r} is no name of a column: Delta tables allow no space and none of ,;{{}}()=")
         if self.unit is not None and self.type != "timestamp":
@@ -329,6 +333,10 @@ class _Table:
     deduplicate: _Deduplicate | None = key(default=None)
 
     def table(self, name: str) -> TypedTable:
+        """Return the table *name* with its columns and expectations.
+
+        :raises Mistake: a name is invalid, or a condition or a key names a column that the table lacks
+        """
         _check_table_name(name)
         columns = self._made_columns()
         table = TypedTable(
@@ -382,6 +390,11 @@ class _Aggregate:
     where: str | None = key(_some(_CONDITION), default=None)
 
     def aggregate(self, name: str, tables: Mapping[str, TypedTable]) -> Aggregate:
+        """Return the aggregate *name*.
+
+        :param tables: the typed tables, by name
+        :raises Mistake: its table or a column is unknown, or its columns are none, invalid or named twice
+        """
         _check_table_name(name)
         if self.table not in tables:
             advice = suggestion(self.table, tables) or f"; expected one of {', '.join(tables)}"
