@@ -10,7 +10,7 @@ PURE_TESTS = $(addprefix tests/protocols/,backbone eventbus figg lumberjack reli
 # Number of processes that compute at once: the cores that the checks may take.
 JOBS ?= 2
 # Number of tests of `make unit` that run at once: many of them wait for processes and timeouts, and compute little.
-AT_ONCE ?= $(shell expr $(JOBS) + 2)
+AT_ONCE ?= $(shell expr $(JOBS) + 4)
 # How much the long targets do: the sizes beside them are those of SCALE=1, and each is multiplied by it.  A release needs
 # `make torture SCALE=10`, `make fuzz SCALE=500` and `make soak SCALE=144` (a day); SCALE=0.1 tries whether everything works.
 SCALE ?= 1
