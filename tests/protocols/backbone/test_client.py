@@ -15,9 +15,14 @@ from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.net.udp import host_towards
-from fyrehose.protocols.backbone import client as client_module
-from fyrehose.protocols.backbone.client import BACKBONE_OPTIONS, BackboneClient, BackboneUnreachable, PushUnconfirmed
-from fyrehose.protocols.backbone.frames import Deliver, Forward, Push
+from fyrehose.protocols.backbone.client import (
+    BACKBONE_OPTIONS,
+    MOST_UNSENT,
+    BackboneClient,
+    BackboneUnreachable,
+    PushUnconfirmed,
+)
+from fyrehose.protocols.backbone.frames import MAX_DATA, Deliver, Forward, Push
 from fyrehose.records import Run
 
 Make = Callable[..., Any]
@@ -201,14 +206,11 @@ def test_close_fails_unconfirmed_publishes(make_world: Make) -> None:
     assert isinstance(outcome(refused), Closed)
 
 
-def test_publish_is_refused_when_too_many_bytes_wait_for_the_window(
-    make_world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "MOST_UNSENT", 1_000)
+def test_publish_is_refused_when_too_many_bytes_wait_for_the_window(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=1))
-    lost = [client.publish(None, bytes(400)) for _ in range(3)]
-    with pytest.raises(LocalProtocolError, match="wait for ready"):
+    lost = [client.publish(None, bytes(MAX_DATA)) for _ in range(MOST_UNSENT // MAX_DATA + 1)]
+    with pytest.raises(LocalProtocolError, match="more than 64 MiB wait to be sent; wait for ready"):
         client.publish(None, b"x")
     client.close()
     assert all(isinstance(outcome(each), PushUnconfirmed) for each in lost)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.eventbus.client_session import (
+    MOST_AHEAD,
+    MOST_HELD,
     EventBusClientSession,
     EventBusOptions,
     Events,
@@ -260,23 +262,23 @@ class TestGaps:
         assert sequences(one.receive_syncs([*map(sync, range(17, 40)), end(39)], 0)) == list(range(17, 56))
         assert requests(one) == [(ServerPort.SNAPSHOT, 55)], "there is as much room as before"
 
-    def test_broadcasts_beyond_the_limit_of_held_ones_are_requested_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_HELD", 3)
+    def test_broadcasts_beyond_the_limit_of_held_ones_are_requested_again(self) -> None:
         one = session(after=0)
         one.connected(0)
         requests(one)
-        one.receive_broadcasts([broadcast(seq) for seq in range(1, 6)], 0)
-        assert sequences(one.receive_syncs([end(0)], 0)) == [1, 2, 3]
-        assert requests(one) == [(ServerPort.SNAPSHOT, 3)]
-        assert sequences(one.receive_syncs([sync(4), sync(5), end(5)], 0)) == [4, 5]
+        one.receive_broadcasts([broadcast(seq) for seq in range(1, MOST_HELD + 3)], 0)
+        assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, MOST_HELD + 1))
+        assert requests(one) == [(ServerPort.SNAPSHOT, MOST_HELD)]
+        last = [MOST_HELD + 1, MOST_HELD + 2]
+        assert sequences(one.receive_syncs([*map(sync, last), end(last[-1])], 0)) == last
         assert requests(one) == [], "this time there was room"
 
-    def test_many_events_with_subtrees_are_rechecked_sooner(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fyrehose.protocols.eventbus.client_session.MOST_AHEAD", 3)
+    def test_many_events_with_subtrees_are_rechecked_sooner(self) -> None:
         one = ready(after=0, subtrees=("/a/",))
-        one.receive_broadcasts([broadcast(3), broadcast(5), broadcast(7)], 1)
+        others = [broadcast(seq) for seq in range(3, 2 * MOST_AHEAD + 3, 2)]
+        one.receive_broadcasts(others[:-1], 1)
+        assert requests(one) == []
+        one.receive_broadcasts(others[-1:], 1)
         assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
 
 
