@@ -33,7 +33,7 @@ one of them lost.  The events themselves prove it:
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import attrs
 
@@ -425,13 +425,13 @@ class Sender:
             repetitions.renew(stretch)
         return fresh, originals
 
-    def begin(self, records: int, stored: int, originals: Iterable[Stretch]) -> bool:
+    def begin(self, records: int, stored: int, originals: Collection[Stretch]) -> bool:
         """Begin a turn with *records* records, of which *stored* are about to be published.
 
         :param originals: the stretches that store the other records
         :return: whether an original is not durable, so that :attr:`settled` will be called for this turn
         """
-        waited = [stretch for stretch in originals if stretch.run is not None]
+        waited = [stretch for stretch in originals if stretch.run is not None] if originals else []
         turn = _Turn(self, records, stored, len(waited))
         self._turns.append(turn)
         for stretch in waited:
@@ -456,7 +456,9 @@ class Sender:
         self._acknowledged = acknowledged
         oldest, most = acknowledged - WINDOWS, self.repetitions.most_stretches
         while self.recent and (self.recent[0].window <= oldest or len(self.recent) > most):
-            self.repetitions.forget(self.recent.popleft())
+            stretch = self.recent.popleft()
+            if watched:
+                self.repetitions.forget(stretch)
 
     def durable(self, runs: Iterable[Run]) -> int:
         """Record that *runs* are durable.
@@ -469,7 +471,8 @@ class Sender:
             stretch = self._flying.pop(id(run), None)
             if stretch is not None:
                 stretch.first, stretch.run = run.first_seq, None
-                self._settle(stretch)
+                if stretch.waiting:
+                    self._settle(stretch)
         for turn in self._turns:
             if not records:
                 break

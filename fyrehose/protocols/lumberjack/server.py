@@ -18,7 +18,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import FyrehoseError, PayloadTooLarge, RemoteProtocolError
+from fyrehose.errors import Forbidden, FyrehoseError, PayloadTooLarge, PublishError, RemoteProtocolError
 from fyrehose.identity import Action
 from fyrehose.inflate import PIECE, WHOLE
 from fyrehose.interfaces import IBroker
@@ -278,15 +278,18 @@ class LumberjackProtocol(SessionProtocol):
         self.unsettled += sender.begin(records, records - repeated, originals)
         if fresh:
             self.publish_part(fresh)
-        self.durable(())  # some windows may have waited only for repetitions
+        if repeated:
+            self.durable(())  # some windows may have waited only for repetitions
 
     def publish_part(self, runs: list[Run]) -> None:
-        sender = self._sender
-        if sender is not None:
-            sender.publishing(runs, *self.session.windows)
+        if self._sender is not None:
+            self._sender.publishing(runs, *self.session.windows)
         self.publish(runs)
-        if sender is not None:
-            sender.refused(run for run in runs if not run.first_seq)
+
+    def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
+        if self._sender is not None:
+            self._sender.refused(runs)
+        super().not_published(runs, note, error)
 
     def _originals_settled(self) -> None:
         """Acknowledge a turn whose repetitions waited for their originals."""
@@ -297,13 +300,10 @@ class LumberjackProtocol(SessionProtocol):
 
     def durable(self, items: Sequence[Publish]) -> None:
         """Acknowledge the events of *items* to the writer, and repetitions whose originals are durable by now."""
-        records = 0
+        runs: list[Run] = []
         for item in items:
-            for run in item.runs:
-                records += len(run.lengths) // 4
-        if self._sender is not None:
-            records = self._sender.durable(run for item in items for run in item.runs)
-        self.session.durable(records)
+            runs += item.runs
+        self.session.durable(sum(map(len, runs)) if self._sender is None else self._sender.durable(runs))
         self.active_at = self.clock.seconds()
         if self.session.out:
             self._acknowledged_at = self.active_at

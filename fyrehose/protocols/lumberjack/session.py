@@ -52,7 +52,6 @@ from fyrehose.protocols.lumberjack.frames import (
     PairScanner,
     Window,
     check_version,
-    digit,
     json_frames,
     pairs_of,
     too_large,
@@ -277,7 +276,8 @@ class LumberjackServerSession(ByteSession):
             self._broken = True
             self.receive_eof()
             broken = [Broken(error=error)]
-        if self._windows.unacknowledged:
+        unacknowledged = self._windows.unacknowledged
+        if unacknowledged and not unacknowledged[0].pending:
             self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
 
@@ -383,7 +383,7 @@ class LumberjackServerSession(ByteSession):
     def _parse_json(self, source: bytearray, at: int, version: int) -> int:
         most = min(self._windows.room, max(1, self._events // self._work_each))
         end, count, sequences, last, lengths, payload = kernel.scan(
-            source, at, digit(version), self._max_event, self._bytes, most
+            source, at, source[at], self._max_event, self._bytes, most
         )
         if not count:
             return self._check_json_length(source, at)

@@ -81,7 +81,8 @@ class Windows:
     @property
     def ack_pending(self) -> bool:
         """Return whether any received event is not acknowledged."""
-        return any(window.received > window.acknowledged for window in self.unacknowledged)
+        windows = self.unacknowledged
+        return bool(windows) and any(window.received > window.acknowledged for window in windows)
 
     @property
     def silence_ack_due(self) -> bool:
@@ -101,9 +102,8 @@ class Windows:
 
     def finish(self) -> None:
         """Finish the open window, even if it is incomplete."""
-        window = self.open
-        if window is not None:
-            window.finished = True
+        if self.unacknowledged:
+            self.unacknowledged[-1].finished = True
 
     def receive(self, count: int, last: int, sealed: bool, records: int | None = None) -> None:
         """Add received events to the open window.
