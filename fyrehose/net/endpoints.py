@@ -29,7 +29,7 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
 from fyrehose.net.tcp import TCPSettings
-from fyrehose.net.tls import TLSFactory, TLSSettings, add_tls
+from fyrehose.net.tls import EndpointReactor, TLSFactory, TLSSettings, add_tls
 from fyrehose.net.twisted_private import path_of, tune_port
 from fyrehose.options import suggestion
 
@@ -122,7 +122,8 @@ class TCPService(Service):
         self._port: IListeningPort | None = None
         self._backlog = "backlog=" in endpoint or endpoint.startswith("systemd:")
         try:
-            self._endpoint = serverFromString(reactor, endpoint)
+            listening = EndpointReactor(reactor) if endpoint.startswith("ssl:") else reactor
+            self._endpoint = serverFromString(listening, endpoint)
         except (OSError, SSL.Error, crypto.Error) as error:
             why = f"cannot read {error.filename}: {error.strerror}" if isinstance(error, OSError) else _NO_KEY
             raise ConfigError(f"invalid --listen {protocol}={endpoint}: {why}") from error

@@ -75,4 +75,6 @@ def without_tls(beginning: bytes, protocol: str) -> str:
     if kind == "PROXY":
         return foreign_client(beginning, protocol)
     what = f"speaks {kind}" if kind else f"sends {beginning!r}"
-    return f"the peer {what} without TLS: turn TLS on at the peer, or remove {protocol}.tls-certificate"
+    return (
+        f"the peer {what} without TLS: turn TLS on at the peer, or off here (tcp: without {protocol}.tls-certificate)"
+    )

@@ -3,8 +3,8 @@
     --listen figg=tcp:8119 --option figg.tls-certificate=server.pem --option figg.tls-key=server.key
     --option figg.tls-authorities=clients.pem --option figg.tls-client-auth=required
 
-Twisted's own ``ssl:`` endpoints work, too.  They also use TLS 1.2 or later, but do not check client certificates, and
-read the server's certificate only once.
+The ``ssl:`` endpoints of Twisted work, too.  They also use TLS 1.2 or later, but do not check client certificates, and
+read the server's certificate only once.  Their connections get the TLS of this module (:class:`EndpointReactor`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from OpenSSL.crypto import X509
 from twisted.internet.interfaces import (
     IAddress,
     IHalfCloseableProtocol,
+    IListeningPort,
     IOpenSSLServerConnectionCreator,
     IProtocol,
     IProtocolFactory,
 )
 from twisted.internet.protocol import Factory
+from twisted.internet.ssl import CertificateOptions
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -358,6 +360,20 @@ class TLSFactory(TLSMemoryBIOFactory):
         if protocol is None or isinstance(protocol, RefusedConnection):
             return protocol
         return cast("IProtocol", self.protocol(self, protocol))
+
+
+@attrs.frozen
+class EndpointReactor:
+    """The reactor with which an ``ssl:`` endpoint listens, so that its connections are those of :class:`TLSFactory`."""
+
+    reactor: Any
+
+    def listenSSL(
+        self, port: int, factory: Factory, contextFactory: CertificateOptions, backlog: int = 50, interface: str = ""
+    ) -> IListeningPort:
+        tls = TLS(TLSSettings(), "ssl", TLSFiles(contextFactory.getContext(), {}))
+        around = TLSFactory(tls, factory, self.reactor)
+        return cast("IListeningPort", self.reactor.listenTCP(port, around, backlog, interface))
 
 
 def add_tls(protocol: str, endpoint: str, factory: Factory, settings: TLSSettings, clock: Any) -> TLSFactory | None:

@@ -191,7 +191,7 @@ def shorten_turns(reactor: Any) -> None:
 
 def hand_over(transport: Any, protocol: IProtocol, data: bytes = b"") -> None:
     """Replace the protocol of *transport* by *protocol*, which receives *data* and all that arrives from now on."""
-    if isinstance(transport, ProtocolWrapper):  # of an ``ssl:`` endpoint, where Twisted makes the TLS object
+    if isinstance(transport, ProtocolWrapper):  # of an endpoint that wraps connections, as TLS of Twisted does
         transport.wrappedProtocol = protocol
     else:
         transport.protocol = protocol

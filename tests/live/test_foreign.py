@@ -43,17 +43,22 @@ def test_listeners_name_what_speaks_another_protocol(start: Start) -> None:
             assert re.search(rf"{name}: [\w-]+ from 127\.0\.1\.{number}[^:]*: {said}", server.log), (name, said)
 
 
-def test_listeners_with_tls_name_what_is_not_encrypted(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tcp", "ssl"])
+def test_listeners_with_tls_name_what_is_not_encrypted(kind: str, start: Start, tmp_path: Path) -> None:
     own = Authority(tmp_path).issue("localhost", "127.0.0.1")
     names = [name for name in NAMES if name != "eventbus"]
-    options = [f"{name}.tls-{what}" for name in names for what in (f"certificate={own.certificate}", f"key={own.key}")]
-    options += [f"{name}.timeout=3s" for name in names]
-    words = [word for name in names for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
+    options, endpoint = [f"{name}.timeout=3s" for name in names], f"{kind}:0:interface=127.0.0.1"
+    if kind == "ssl":
+        endpoint += f":privateKey={own.key}:certKey={own.certificate}"
+    else:
+        files = f"certificate={own.certificate}", f"key={own.key}"
+        options += [f"{name}.tls-{file}" for name in names for file in files]
+    words = [word for name in names for word in ("--listen", f"{name}={endpoint}")]
     server = start(*words, *(word for each in options for word in ("--option", each)))
     for name in names:
         send(server.port(name), b"2W\0\0\0\1", 1)
         send(server.port(name), b"GET / HTTP/1.0\r\n\r\n", 2)
         for number, said in enumerate((r"sends b'2W\x00\x00\x00\x01'", "speaks HTTP"), 1):
-            advice = f"without TLS: turn TLS on at the peer, or remove {name}.tls-certificate"
+            advice = f"without TLS: turn TLS on at the peer, or off here (tcp: without {name}.tls-certificate)"
             server.wait_for(f"from 127.0.1.{number}: the peer {said} {advice}")
     assert server.stop() == 0

@@ -57,10 +57,13 @@ def test_a_protocol_without_tls_advises_no_certificate() -> None:
     [
         (HELLO, ""),
         (b"", ""),
-        (b"POST / HTTP/1.1\r\n", "the peer speaks HTTP without TLS: turn TLS on at the peer, or remove toy.tls-cert"),
+        (
+            b"POST / HTTP/1.1\r\n",
+            "the peer speaks HTTP without TLS: turn TLS on at the peer, or off here (tcp: without ",
+        ),
         (
             b"2W\0\0\0\1",
-            r"the peer sends b'2W\x00\x00\x00\x01' without TLS: turn TLS on at the peer, or remove toy.tls",
+            r"the peer sends b'2W\x00\x00\x00\x01' without TLS: turn TLS on at the peer, or off here (tcp: without toy",
         ),
         (b"PROXY TCP4", "the peer sends a PROXY header: add its network to toy.proxies"),
     ],
@@ -113,8 +116,8 @@ def test_a_handshake_that_fails_for_plain_bytes_is_named(tmp_path: Path, log_lin
         world.clock.advance(10)  # OpenSSL may wait for more
         protocol.connectionLost(handshakes.Failure(handshakes.ConnectionDone()))
     assert [line.partition(" from ")[2] for line in log_lines] == [
-        rf"{host}: the peer sends b'2W\x00\x00\x00\x01' without TLS: turn TLS on at the peer, or remove "
-        "toy.tls-certificate"
+        rf"{host}: the peer sends b'2W\x00\x00\x00\x01' without TLS: turn TLS on at the peer, or off here "
+        "(tcp: without toy.tls-certificate)"
         for host in ("10.0.0.1", "10.0.0.2")
     ]
 
