@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Writer
+from fyrehose.kernels.pure.lumberjack import FINGERPRINT
 from fyrehose.protocols.backbone import session as backbone_session
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
@@ -35,7 +37,8 @@ from fyrehose.protocols.eventbus.session import Requested
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.protocols.lumberjack.client import _Connection as LumberjackConnection
-from fyrehose.protocols.lumberjack.resent import Repetitions
+from fyrehose.protocols.lumberjack.ledger import Fingerprints
+from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.windows import Windows as LumberjackWindows
 from fyrehose.protocols.relink.channels import SendChannel
 from fyrehose.protocols.relink.client import Transaction
@@ -45,6 +48,7 @@ from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.syslog.session import SyslogServerSession
+from fyrehose.records import Run
 from fyrehose.subscriptions.lane import Lane, Leased, State
 from fyrehose.subscriptions.pool import LeasePool
 from fyrehose.subscriptions.table import SharedSubscriptions
@@ -59,6 +63,7 @@ _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Reg
 _send_acks, _answer = FiggServerSession.send_acks, SyslogServerSession.acknowledge
 _due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
+_disconnected = Repetitions.disconnected
 _end, _subscribe_after = Requested.end, SnapshotProtocol.subscribe_after
 _connected = EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
@@ -182,6 +187,17 @@ def _acknowledges_one_more(self: LumberjackWindows) -> Any:
 def _forgets_what_was_sent(self: LumberjackConnection, *reason: Any) -> None:
     self.sent.clear()
     _lost(self, *reason)
+
+
+def _forgets_a_connection(self: Repetitions, sender: Sender, received: int) -> None:
+    for stretch in sender.recent:
+        self.forget(stretch)
+    sender.recent.clear()
+    _disconnected(self, sender, received)
+
+
+def _hashes_bytes(self: Fingerprints, run: Run) -> bytes:
+    return b"".join(blake2b(bytes(payload), digest_size=FINGERPRINT).digest() for payload in run.payloads())
 
 
 def _ends_ahead(self: Requested, sequence: int) -> bytes:
@@ -331,11 +347,10 @@ BUGS = {
         "lumberjack", (LumberjackConnection, "connectionLost", _forgets_what_was_sent)
     ),
     "lumberjack: the end of the log is not searched": Bug(
-        "lumberjack", (Repetitions, "recover", lambda repetitions, run, network: None)
+        "beats", (Repetitions, "recover", lambda repetitions, run, network, newer: None)
     ),
-    "lumberjack: a lost connection is not searched": Bug(
-        "lumberjack", (Repetitions, "disconnected", lambda repetitions, sender: None)
-    ),
+    "lumberjack: a lost connection is not searched": Bug("beats", (Repetitions, "disconnected", _forgets_a_connection)),
+    "lumberjack: the order of members counts": Bug("beats", (Fingerprints, "of", _hashes_bytes)),
     "eventbus: the end is ahead of the snapshot": Bug("eventbus", (Requested, "end", _ends_ahead)),
     "eventbus: a snapshot lacks its first": Bug("eventbus", (SnapshotProtocol, "subscribe_after", _skips_the_first)),
     "eventbus: what came meanwhile is not held": Bug(

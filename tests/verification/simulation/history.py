@@ -73,6 +73,8 @@ class History:
         self.internal: set[str] = set()
         self.journal: Any = None  #: None while the server is down
         self.problems: list[str] = []
+        #: for streams whose messages are sent again with other bytes: what names the message of a payload
+        self.names: dict[str, Callable[[bytes], bytes]] = {}
 
     def wrong(self, what: str) -> NoReturn:
         """Record a violation and raise it; it is recorded because the caller may catch every exception."""
@@ -89,6 +91,16 @@ class History:
 
     def send(self, stream: str, payload: bytes, sent: Sent) -> None:
         self.sent.setdefault(stream, {})[payload] = sent
+
+    def keeps(self, stream: str) -> bool:
+        """Return whether all records of *stream* that the history has seen are still in the journal."""
+        kept = stream not in self.unseen and not self.deleted.get(stream)
+        return kept and (self.journal is None or self.journal.bounds(stream)[0] <= 1)
+
+    def _name(self, stream: str, payload: Any) -> Any:
+        """Return what names the message of *payload*, which is None for a record that was lost."""
+        names = self.names.get(stream)
+        return payload if names is None or payload is None else names(payload)
 
     def look(self) -> None:
         """Record what became durable since the last call."""
@@ -157,6 +169,7 @@ class History:
 
     def _count(self, stream: str, payload: bytes, seq: int) -> None:
         """Count one more stored copy of a message."""
+        payload = self._name(stream, payload)
         sent = self.sent.get(stream, {}).get(payload)
         if sent is None:
             self.wrong(f"{stream} {seq}: nobody sent {payload[:40]!r}")
@@ -175,6 +188,7 @@ class History:
     def acknowledge(self, stream: str, payload: bytes) -> None:
         """Check that *payload*, whose publisher got an acknowledgement, is durable."""
         self.look()
+        payload = self._name(stream, payload)
         known = self.stored.get(stream, Counter())[payload] or payload in self.lost.get(stream, ())
         if not known and stream not in self.unseen:
             self.wrong(f"{stream}: {payload[:40]!r} is acknowledged and not durable")
@@ -247,7 +261,7 @@ class History:
                     self.wrong(f"{stream} {seq} is LOST after the start")
                 if not self.disk.is_lost(stream, seq, seq):
                     self.wrong(f"{stream} {seq} is lost, and no gap is noted")
-                self.lost.setdefault(stream, set()).add(truth[seq - 1])
+                self.lost.setdefault(stream, set()).add(self._name(stream, truth[seq - 1]))
                 truth[seq - 1] = None
             if gone:
                 self._forget(stream)
@@ -271,7 +285,7 @@ class History:
         self.times.pop(stream, None)
         for key in [key for key in self.newest if key[0] == stream]:
             del self.newest[key]
-        for payload in self.truth[stream]:
+        for payload in [self._name(stream, each) for each in self.truth[stream]]:
             sent = None if payload is None else self.sent.get(stream, {}).get(payload)
             if sent is None:
                 continue

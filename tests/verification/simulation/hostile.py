@@ -184,6 +184,7 @@ class HostileDatagrams:
 SERVER = ("10.0.0.1", 2323)
 PEERS: dict[str, Any] = {
     "Backbone": HostileDatagrams,
+    "Beats": HostileLumberjack,
     "EventBus": HostileBus,
     "Figg": HostileFigg,
     "Lumberjack": HostileLumberjack,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from functools import partial
+from typing import Any
 
 import attrs
 from history import History, Sent
@@ -155,11 +156,7 @@ class Writer:
 
     def _copies(self, base: int) -> int:
         """Return how often a message that was first sent on connection *base* may be stored by now."""
-        journal = self.history.journal
-        kept = STREAM not in self.history.unseen and not self.history.deleted.get(STREAM)
-        if self.dropping and kept and (journal is None or journal.bounds(STREAM)[0] <= 1):
-            return 1
-        return self.connections - base
+        return 1 if self.dropping and self.history.keeps(STREAM) else self.connections - base
 
     def _acked(self, payloads: list[bytes]) -> None:
         for payload in payloads:
@@ -187,8 +184,13 @@ class Lumberjack:
             lambda host, broker: plugin.make_service(host, broker, f"tcp:{PORT}", settings),
             plugin.abilities.only_leading,
         )
-        count = herd or world.random.randint(1, 3)
-        self.writers = [Writer(world, history, f"lumberjack-{n}", server.names, dropping) for n in range(count)]
+        self.make_writers(history, server.names, dropping, herd)
+
+    def make_writers(self, history: History, names: tuple[str, ...], dropping: bool, herd: int) -> None:
+        count = herd or self.world.random.randint(1, 3)
+        self.writers: list[Any] = [
+            Writer(self.world, history, f"lumberjack-{n}", names, dropping) for n in range(count)
+        ]
 
     def step(self) -> None:
         if self.world.random.random() < 0.5:

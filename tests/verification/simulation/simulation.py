@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import attrs
 from backbone import Backbone
+from beats import Beats
 from eventbus import EventBus
 from figg import TOPICS, Figg
 from history import History
@@ -37,6 +38,7 @@ CALM = 240.0
 
 PROTOCOLS: dict[str, tuple[Any, ...]] = {
     "backbone": (Backbone,),
+    "beats": (Beats,),
     "eventbus": (EventBus,),
     "figg": (Figg,),
     "lumberjack": (Lumberjack,),

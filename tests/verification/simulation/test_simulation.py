@@ -89,8 +89,7 @@ RARE = {
 
 #: The first seeds of searches that would simulate for more than half a second from seed 0.
 FIRST = {
-    "lumberjack: a lost connection is not searched": 49,
-    "lumberjack: the end of the log is not searched": 27,
+    "lumberjack: a lost connection is not searched": 110,
     "relink: a link forgets what it had": 39,
     "workers: a lost answer is not repeated": 40,
     "workers: a pattern lacks later streams": 6,
