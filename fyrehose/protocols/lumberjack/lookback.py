@@ -7,7 +7,8 @@ The server that wrote the end of the log may have been lost with connections who
 until the end of the log has been searched, nobody knows what is a repetition: listeners accept connections, and their
 turns wait (:meth:`~fyrehose.protocols.lumberjack.turns.Turns.hold`).  They also wait while the records of a connection
 that was lost are read.  The search is bounded by size, by runs and by time, and has turns of a millisecond or two, so
-that other connections are served meanwhile.
+that other connections are served meanwhile.  Only the last windows of each connection are hashed; all other runs are
+passed over, which takes about 0.3 s a GiB, so the search reaches far behind what the table has room for.
 
 The listeners of one server that have the same identity of events share one table, because a writer that loses its
 connection to one of them may send again to another.
@@ -37,10 +38,11 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How much of the end of the log is searched at most, in runs of all protocols; and not more bytes than server.memory.
-MOST_RUNS = 65_536
+#: How much of the end of the log is searched at most: runs of all protocols, and bytes as a multiple of server.memory.
+#: A writer that was away while others went on sends windows again that lie as far back as what the others have written.
+MOST_RUNS, REACH = 262_144, 8
 #: The share of server.memory that the table may take.
-SHARE = 12
+SHARE = 8
 #: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
 CLOCK_STEP = 3600.0
 #: Bounds of what one turn reads: the number of runs, and about how many bytes.
@@ -54,11 +56,13 @@ class SearchLimits:
     :ivar turn_runs: how many runs one turn reads
     :ivar turn_bytes: after how many bytes a turn ends
     :ivar runs: how many runs all turns read together
+    :ivar reach: how many bytes all turns read together, as a multiple of ``server.memory``
     """
 
     turn_runs: int = TURN_RUNS
     turn_bytes: int = TURN_BYTES
     runs: int = MOST_RUNS
+    reach: int = REACH
 
 
 class WaitingTurns(Protocol):
@@ -82,7 +86,7 @@ class SharedRepetitions:
     table: Repetitions
     limits: SearchLimits
     _listeners: dict[WaitingTurns, None] = attrs.field(factory=dict, init=False)
-    #: for each connection whose runs were found: how many of its windows are still wanted
+    #: for each connection whose runs were found: how many of its windows have begun in them
     _windows: dict[str | None, int] = attrs.field(factory=dict, init=False)
     #: the rest of the search; None: the search is complete, or no listener is open
     _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
@@ -130,7 +134,8 @@ class SharedRepetitions:
         """Search the log for the first listener, and hold *turns*, those of a listener, until that is done."""
         if not self._listeners:
             self.table.open()
-            self._runs, self._left, self._oldest = self.broker.latest(self.broker.budget.limit), self.limits.runs, None
+            self._runs = self.broker.latest(self.limits.reach * self.broker.budget.limit)
+            self._left, self._oldest = self.limits.runs, None
             self._windows.clear()
         self._listeners[turns] = None
         turns.hold()
@@ -208,10 +213,10 @@ class SharedRepetitions:
         """Remember the events of *run*, if they may be of the last windows of their connection."""
         if run.source != PROTOCOL or run.content_type != JSON:
             return
-        left = self._windows.get(run.producer, WINDOWS)
-        if left > 0:
-            self._windows[run.producer] = left - _begun(run)
-            self.table.recover(run, _network(run))
+        newer = self._windows.get(run.producer, 0)
+        if newer < WINDOWS:
+            self._windows[run.producer] = newer + _begun(run)
+            self.table.recover(run, _network(run), newer)
 
     def _is_old(self, run: Run) -> bool:
         if self._oldest is None:

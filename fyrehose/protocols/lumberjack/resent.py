@@ -25,9 +25,12 @@ one of them lost.  The events themselves prove it:
 5. **Half-open connections.**  A writer may connect again before the server notices that it has lost its connection, and
    what it sent on the first one may still arrive.  So while a network has several connections, and for ``age`` after
    the last one was opened, their last windows are searched for as well.
-6. **Bounds.**  The table has room for ``capacity`` events.  When it is full, records of half-open connections give way
-   to those of lost ones; then the network with the most lost ones forgets its oldest.  Nothing pushes out what was
-   found at the start.  What is forgotten, and what a writer sends again after ``age``, is stored twice.
+6. **Bounds.**  The table has room for ``capacity`` events.  A writer with ``pipelining`` of 2, the default, asks for
+   its last :data:`LIKELY` windows at most; older ones take only what is free, and are forgotten first.  When the table
+   is full, those found at the start, those of lost connections and those of half-open ones have guaranteed shares
+   (:data:`SHARES`): which is most beyond its own forgets the oldest of the network that has most of it.  So nothing
+   that was first seen after the start takes the share of what was found there.  What is forgotten, and what a writer
+   sends again after ``age``, is stored twice.
 """
 
 from __future__ import annotations
@@ -52,6 +55,12 @@ choice = one_of(STORE, DROP)
 #: Acknowledged windows of a connection whose acknowledgements may be lost.  A writer with at most n unacknowledged
 #: windows (``pipelining``) may send n + 2 again, so this is enough for n = 6.
 WINDOWS = 8
+#: The last windows of a connection that its writer probably sends again: the acknowledgements of two windows that are
+#: on their way, each of them in two parts, may not have arrived, although they were written.
+LIKELY = 4
+#: The eighths of the table for events found at the start, of lost connections, and of half-open ones; one is for those
+#: that were forgotten, and still take places.
+SHARES = 3, 3, 1
 #: How many stretches (see :class:`Stretch`) all connections may have together, and how many each may always have.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
 #: How many bytes one read of the journal returns at most.
@@ -127,9 +136,11 @@ class Repetitions:
     stretches: int = STRETCHES
     unread: Callable[[], object] = lambda: None
     _ledger: Ledger[Stretch] = attrs.field(init=False)
-    _started: int = attrs.field(default=0, init=False)  #: events of the stretches that were found at the start
+    #: the stretches that writers probably send again, as they have shares; and those that they may send again, too
+    _started: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
     _lost: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
     _live: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
+    _spare: FairShare[Stretch] = attrs.field(factory=FairShare, init=False)
     #: the stretches that were found at the start, and those of lost connections, in the order in which they are
     #: forgotten
     _ages: OrderedDict[Stretch, None] = attrs.field(factory=OrderedDict, init=False)
@@ -166,18 +177,26 @@ class Repetitions:
         self._connections += 1
         return sender
 
-    def recover(self, run: Run, network: str) -> None:
-        """Treat *run*, of a writer of *network*, as sent on a lost connection; call this for the newest runs first."""
+    def recover(self, run: Run, network: str, newer: int = 0) -> None:
+        """Treat *run*, of a writer of *network*, as sent on a lost connection; call this for the newest runs first.
+
+        :param newer: how many windows began on the same connection after those of *run*
+        """
         found = self.fingerprints.of(run)
         if not any(found):
             return
-        stretch = _stretch_of(run, network)
-        if self._is_full(stretch) or not self._ledger.enter(stretch, found):
-            self.forgot(stretch.count)
-            return
-        self._started += stretch.count
-        stretch.until = self.seconds() + self.age
-        self._ages[stretch] = None
+        stretch, table = _stretch_of(run, network), self._started if newer < LIKELY else self._spare
+        while self._is_full(stretch):  # the windows that were found before are newer
+            oldest = self._spare.first_out(network)
+            if table is self._spare or oldest is None:
+                self.forgot(stretch.count)
+                return
+            self._evict(oldest)
+        if self._ledger.enter(stretch, found):
+            table.add(stretch, network, stretch.count)
+            table.of(network).move_to_end(stretch, last=False)
+            stretch.until = self.seconds() + self.age
+            self._ages[stretch] = None
 
     def open(self) -> None:
         """Undo :meth:`close`, because a listener is open again."""
@@ -190,16 +209,16 @@ class Repetitions:
 
     # Called by senders.
 
-    def disconnected(self, sender: Sender, acknowledged: int) -> None:
+    def disconnected(self, sender: Sender, received: int) -> None:
         """Treat the last records of *sender* as records that may be sent again.
 
-        :param acknowledged: how many of its windows are acknowledged; their records are forgotten first
+        :param received: of how many of its windows it has surely received the acknowledgements
         """
         others = self._senders[sender.network]
         del others[sender]
         self._connections -= 1
         for stretch in sender.recent:
-            self._lose(stretch, first=stretch.window <= acknowledged)
+            self._lose(stretch, self._spare if stretch.window <= received else self._lost)
         if len(others) < 2:  # no second connection is left on which records of the first could arrive
             self._end_overlap(sender.network)
         if not others:
@@ -229,19 +248,14 @@ class Repetitions:
         """
         if found is not None and not any(found):
             return
-        while self._is_full(stretch):
-            if not self._evict(self._live, stretch):
-                self.forgot(stretch.count)
-                return
-        self._live.add(stretch, stretch.network, stretch.count)
-        self._enter(stretch, found)
+        if self._make_room(stretch, self._live):
+            self._live.add(stretch, stretch.network, stretch.count)
+            self._enter(stretch, found)
 
     def forget(self, stretch: Stretch) -> None:
         """Stop comparing events with the records of *stretch*."""
-        if stretch in self._ages and stretch not in self._lost:
-            self._started -= stretch.count
-        self._lost.discard(stretch)
-        self._live.discard(stretch)
+        for table in self._tables:
+            table.discard(stretch)
         self._ages.pop(stretch, None)
         self._unread.pop(stretch, None)
         self._ledger.forget((stretch,))
@@ -269,8 +283,7 @@ class Repetitions:
         if stretch in self._ages:
             stretch.until = self.seconds() + self.age
             self._ages.move_to_end(stretch)
-            if stretch in self._lost:
-                self._lost.renew(stretch)
+            next(table for table in self._tables if stretch in table).renew(stretch)
 
     def read_more(self, most: int) -> int:
         """Read events that have to be recognized and are not in the table yet; return how many bytes were read.
@@ -311,35 +324,46 @@ class Repetitions:
             for stretch in list(self._ages):
                 self.forget(stretch)
 
-    def _lose(self, stretch: Stretch, first: bool) -> None:
-        """Treat *stretch* as records of a lost connection; *first*: it is among the first that are forgotten."""
+    def _lose(self, stretch: Stretch, table: FairShare[Stretch]) -> None:
+        """Treat *stretch* as records of a lost connection, and enter it in *table*."""
         self._live.discard(stretch)
         stretch.until = self.seconds() + self.age
         self._ages[stretch] = None
-        while self._is_full(stretch):
-            if not self._evict(self._live, stretch) and not self._evict(self._lost, stretch):
-                self.forgot(stretch.count)
-                self.forget(stretch)
-                return
-        self._lost.add(stretch, stretch.network, stretch.count)
-        if first:
-            self._lost.of(stretch.network).move_to_end(stretch, last=False)
+        if not self._make_room(stretch, table):
+            self.forget(stretch)
+            return
+        table.add(stretch, stretch.network, stretch.count)
         if stretch not in self._ledger:
             self._enter(stretch, None)
 
+    def _make_room(self, stretch: Stretch, table: FairShare[Stretch]) -> bool:
+        """Let others give way until *stretch* fits in; return False if it does not fit into *table*."""
+        while self._is_full(stretch):
+            gives = self._spare if self._spare or table is self._spare else self._most_beyond_share(stretch, table)
+            oldest = gives.first_out(stretch.network)
+            if oldest is None:
+                self.forgot(stretch.count)
+                return False
+            self._evict(oldest)
+        return True
+
+    def _most_beyond_share(self, stretch: Stretch, table: FairShare[Stretch]) -> FairShare[Stretch]:
+        """Return the table that would have most for its share, if *stretch* were in *table*."""
+        shares = zip(self._tables, SHARES, strict=False)
+        return max(shares, key=lambda each: (each[0].used + (each[0] is table) * stretch.count) / each[1])[0]
+
+    @property
+    def _tables(self) -> tuple[FairShare[Stretch], ...]:
+        return self._started, self._lost, self._live, self._spare
+
     def _is_full(self, stretch: Stretch) -> bool:
         """Return whether *stretch* fits in only if others give way; an eighth is for those that have given way."""
-        used = self._started + self._lost.used + self._live.used
+        used = sum(table.used for table in self._tables)
         return used + stretch.count > self.capacity - self.capacity // 8
 
-    def _evict(self, table: FairShare[Stretch], stretch: Stretch) -> bool:
-        """Forget the oldest stretch of the network that has most of *table*; return False if there is none."""
-        oldest = table.first_out(stretch.network)
-        if oldest is None:
-            return False
+    def _evict(self, oldest: Stretch) -> None:
         self.forgot(oldest.count)
         self.forget(oldest)
-        return True
 
     def _enter(self, stretch: Stretch, found: bytes | None) -> None:
         if found is None:
@@ -393,7 +417,6 @@ class Sender:
     _turns: deque[_Turn] = attrs.field(factory=deque, init=False)
     #: the fingerprints of runs that are about to be published, by the id of the run
     _found: dict[int, bytes] = attrs.field(factory=dict, init=False)
-    _acknowledged: int = attrs.field(default=0, init=False)
     _open: bool = attrs.field(default=True, init=False)
 
     def sift(
@@ -453,7 +476,6 @@ class Sender:
                     self.recent.append(made)
                     if watched:
                         self.repetitions.watch(made, self._found.get(id(run)) or self.repetitions.fingerprints.of(run))
-        self._acknowledged = acknowledged
         oldest, most = acknowledged - WINDOWS, self.repetitions.most_stretches
         while self.recent and (self.recent[0].window <= oldest or len(self.recent) > most):
             stretch = self.recent.popleft()
@@ -497,11 +519,15 @@ class Sender:
                 if stretch in self.recent:
                     self.recent.remove(stretch)
 
-    def close(self) -> None:
-        """End the sender, because the connection has ended and nothing more is read from it."""
+    def close(self, windows: int, acknowledged: int) -> None:
+        """End the sender, because the connection has ended and nothing more is read from it.
+
+        :param windows: the number of windows that have begun on the connection
+        :param acknowledged: how many of them are acknowledged, which the writer need not have received
+        """
         if self._open:
             self._open = False
-            self.repetitions.disconnected(self, self._acknowledged)
+            self.repetitions.disconnected(self, min(acknowledged, windows - LIKELY))
             self.recent.clear()
 
     def _settle(self, stretch: Stretch) -> None:

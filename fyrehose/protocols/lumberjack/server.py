@@ -428,7 +428,7 @@ class LumberjackProtocol(SessionProtocol):
     def _forget_sender(self) -> None:
         """Expect the writer's last events again on another connection, because this connection reads no more."""
         if self._sender is not None:
-            self._sender.close()
+            self._sender.close(*self.session.windows)
 
     def _charge(self, held: int) -> None:
         """Charge *held* bytes of session buffers to the account, in place of the bytes charged before."""

@@ -71,6 +71,9 @@ class ReadingBroker(CallbackBroker):
     def latest(self, size: int) -> Iterator[Run]:
         return self.world.latest(size)
 
+    def bounds(self, stream: str) -> tuple[int, int]:
+        return 1, len(self.world.log)
+
 
 @attrs.define(eq=False)
 class Listener:
@@ -95,6 +98,7 @@ class World:
     log: list[Run]
     damaged_at: int = -1
     limits: SearchLimits = SearchLimits(turn_runs=10)
+    events: int = 100_000
     read: int = 0
     ready: list[str] = attrs.field(factory=list)
     broker: Any = attrs.field(init=False)
@@ -107,7 +111,7 @@ class World:
         self.broker.world = self
 
     def latest(self, size: int) -> Iterator[Run]:
-        assert size == self.broker.budget.limit
+        assert size == self.limits.reach * self.broker.budget.limit
         for n, run in enumerate(reversed(self.log)):
             if n == self.damaged_at:
                 raise JournalCorrupt("damaged")
@@ -116,7 +120,7 @@ class World:
 
     @property
     def shared(self) -> SharedRepetitions:
-        return SharedRepetitions.of(self.broker, self.clock, 100_000, AGE, limits=self.limits)
+        return SharedRepetitions.of(self.broker, self.clock, self.events, AGE, limits=self.limits)
 
     def open(self, name: str) -> SharedRepetitions:
         shared = self.shared
@@ -203,6 +207,19 @@ def test_only_the_last_windows_of_each_connection_are_remembered(world: Any, win
     shared = made.open("a")
     made.run()
     assert shared.table.suspects == 2 * kept
+
+
+def test_last_windows_of_an_older_connection_displace_windows_before_the_last_of_a_newer_one(world: Any) -> None:
+    runs = [
+        attrs.evolve(run_of(n, producer=f"10.0.0.1:{port}"), producer_seq=1)
+        for n, port in enumerate([5000] * 8 + [5001] * 8, 1)
+    ]
+    made = world(*runs, limits=SearchLimits(), events=12)
+    shared = made.open("a")
+    made.run()
+    fresh, _ = shared.table.connected("10.0.0.1", lambda: None).sift(runs)
+    assert [run.first_seq for run in fresh] == [1, 2, 3, 4, 9]
+    assert made.broker.counters.counts["lumberjack", "resent-forgotten"] == 5
 
 
 def test_listeners_are_held_while_the_records_of_a_lost_connection_are_read(world: Any) -> None:

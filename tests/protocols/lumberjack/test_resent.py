@@ -127,6 +127,10 @@ class Writer:
             assert self.sender.durable(fresh) == len(events)
         return [bytes(payload) for run in fresh for payload in run.payloads()]
 
+    def close(self) -> None:
+        """End the connection; its acknowledgements may be lost."""
+        self.sender.close(self.windows, self.acknowledged)
+
 
 def publish(sender: Sender, *runs: Run) -> None:
     """Note that *runs* are on their way to the disk."""
@@ -139,7 +143,7 @@ def test_event_of_a_lost_connection_is_stored_once() -> None:
     first = door.connect()
     events = [event(n) for n in range(5)]
     assert first.send(*events) == events
-    first.sender.close()
+    first.close()
     second = door.connect()
     assert second.send(*events[2:], event(7)) == [event(7)]
     assert door.stored == [*events, event(7)]
@@ -159,7 +163,7 @@ def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -
     door = Door()
     first = door.connect()
     first.send(event(1), b'{"message":"ok"}')
-    first.sender.close()
+    first.close()
     assert door.connect().send(other) == [other]
 
 
@@ -174,7 +178,7 @@ def test_event_is_recognized_with_its_members_in_another_order(filler: str) -> N
 
     first = door.connect()
     first.send(json.dumps(fields).encode())
-    first.sender.close()
+    first.close()
     assert door.connect().send(json.dumps(shuffled(fields)).encode()) == []
 
 
@@ -193,7 +197,7 @@ def test_option_identity_names_what_makes_an_event_the_same(fields: str, again: 
     first, other = event(1, **{"@metadata": {"_id": "7"}}), event(1, **{"@metadata": {"_id": "7"}, **again})
     writer = door.connect()
     writer.send(first)
-    writer.sender.close()
+    writer.close()
     assert door.connect().send(other) == ([other] if stored else [])
 
 
@@ -207,7 +211,7 @@ def test_document_id_identifies_an_event() -> None:
     door, document = Door(), b'{"@metadata":{"beat":"filebeat","_id":"7"},"message":"ok"}'
     first = door.connect()
     first.send(document)
-    first.sender.close()
+    first.close()
     assert door.connect().send(document) == []
 
 
@@ -216,7 +220,7 @@ def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() ->
     first = Writer(door, door.repetitions.connected("n", lambda: None))
     (run,), _ = first.sender.sift([Door.run(event(1))])
     publish(first.sender, run)
-    first.sender.close()
+    first.close()
     door.repetitions.read_more(1 << 20)
     second = door.repetitions.connected("n", lambda: told.append("durable"))
     fresh, originals = second.sift([Door.run(event(1), event(2))])
@@ -230,7 +234,7 @@ def test_turns_are_durable_in_the_order_of_the_connection() -> None:
     door = Door()
     lost = door.connect()
     lost.send(event(1))
-    lost.sender.close()
+    lost.close()
     door.repetitions.read_more(1 << 20)
     sender = door.connect().sender
     stored = [Door.run(event(2))]
@@ -246,7 +250,7 @@ def test_a_record_that_is_refused_is_stored_when_it_comes_again() -> None:
     first = door.connect().sender
     publish(first, *runs)
     first.refused(runs)
-    first.close()
+    first.close(1, 0)
     assert door.connect().send(event(0)) == [event(0)]
 
 
@@ -272,7 +276,7 @@ def test_events_and_their_memory_are_released_after_resent_age() -> None:
     door = Door()
     first = door.connect()
     first.send(*map(event, range(9)))
-    first.sender.close()
+    first.close()
     second = door.connect()
     door.now = AGE - 1
     assert second.send(event(0)) == []
@@ -289,7 +293,7 @@ def test_only_the_last_windows_of_a_connection_may_come_again() -> None:
     first = door.connect()
     for n in range(20):
         first.send(event(n))
-    first.sender.close()
+    first.close()
     second = door.connect()
     again = second.send(*map(event, range(20)))
     assert again == [event(n) for n in range(20 - resent.WINDOWS - 1)]
@@ -300,7 +304,7 @@ def test_windows_that_are_not_acknowledged_are_all_kept() -> None:
     first = door.connect()
     for n in range(20):
         first.send(event(n), durable=False)
-    first.sender.close()
+    first.close()
     assert door.connect().send(*map(event, range(20)), durable=False) == []
 
 
@@ -319,8 +323,8 @@ def test_lost_records_displace_those_of_open_connections_and_then_the_oldest_of_
     quiet.send(event(0), event(1))
     for n in range(2, 22, 2):
         loud.send(event(n), event(n + 1))
-    loud.sender.close()
-    quiet.sender.close()
+    loud.close()
+    quiet.close()
     third = door.connect("third")
     again = third.send(*map(event, range(22)))
     assert event(0) not in again
@@ -329,33 +333,63 @@ def test_lost_records_displace_those_of_open_connections_and_then_the_oldest_of_
     assert door.forgotten == len(again) - 2, "the first window of the loud writer may not come again"
 
 
-def test_nothing_displaces_what_was_found_at_the_start() -> None:
-    door = Door(capacity=16)
-    door.stored += [event(n) for n in range(14)]
-    for n in range(14, 0, -1):
+def found_at_a_start(capacity: int, events: int) -> Door:
+    door = Door(capacity=capacity)
+    door.stored += [event(n) for n in range(events)]
+    for n in range(events, 0, -1):
         door.repetitions.recover(Door.run(event(n - 1), first=n), "n")
+    return door
+
+
+def test_window_without_an_acknowledgement_displaces_the_oldest_that_a_start_has_found() -> None:
+    door = found_at_a_start(capacity=16, events=14)
+    lost = door.connect("m")
+    lost.send(event(100))
+    lost.close()
+    assert door.connect("m").send(event(100), *map(event, range(14))) == [event(0)]
+
+
+def test_windows_of_half_open_connections_are_found_although_a_start_has_filled_the_table() -> None:
+    door = found_at_a_start(capacity=16, events=14)
+    first, second = door.connect(), door.connect()
+    for n in range(100, 110):
+        first.send(event(n))
+    assert second.send(event(108), event(109), *map(event, range(14))) == [event(n) for n in range(3)]
+
+
+def test_what_a_start_has_found_keeps_its_share_however_many_connections_are_lost() -> None:
+    door = found_at_a_start(capacity=16, events=14)
     for round_ in range(5):
         writers = [door.connect(str(n)) for n in range(3)]
         for n, writer in enumerate(writers):
             writer.send(event(100 + 10 * round_ + n), event(200 + 10 * round_ + n))
-            writer.sender.close()
-    assert door.connect().send(*map(event, range(14))) == []
+            writer.close()
+    assert door.connect().send(*map(event, range(14))) == [event(n) for n in range(7)]
 
 
 def test_what_does_not_fit_at_a_start_is_counted_and_the_newest_is_found() -> None:
-    door = Door(capacity=8)
-    door.stored += [event(n) for n in range(20)]
-    for n in range(20, 0, -1):
-        door.repetitions.recover(Door.run(event(n - 1), first=n), "n")
+    door = found_at_a_start(capacity=8, events=20)
     assert (door.reads, door.repetitions.suspects, door.forgotten) == (0, 7, 13)
     assert door.connect().send(*map(event, range(20))) == [event(n) for n in range(13)]
+
+
+def test_older_windows_give_way_to_the_last_windows_of_connections_that_a_start_finds_later() -> None:
+    door = Door(capacity=12)  # an eighth, rounded down, stays free for events that have given way
+    door.stored += [event(n) for n in range(16)]
+    for end in (16, 8):  # two connections with eight windows of one event each
+        for newer in range(8):
+            first = end - newer
+            door.repetitions.recover(Door.run(event(first - 1), first=first), "n", newer)
+    forgotten = [*range(4), 8]  # the older windows of the second connection, and the oldest of the first
+    assert door.connect().send(*map(event, range(16))) == [event(n) for n in forgotten]
+    assert door.forgotten == len(forgotten)
 
 
 def test_event_is_stored_if_the_journal_has_its_original_no_more() -> None:
     door = Door()
     first = door.connect()
     first.send(event(1), event(2))
-    first.sender.close()
+    first.close()
     second = door.connect()
     assert second.send(event(1)) == []
     door.stored.clear()
@@ -367,7 +401,7 @@ def test_damaged_records_are_not_recognized() -> None:
     first = door.connect()
     first.send(event(1))
     door.damaged = True
-    first.sender.close()
+    first.close()
     assert door.connect().send(event(1)) == [event(1)]
 
 
@@ -395,7 +429,7 @@ def test_events_without_identity_are_not_watched() -> None:
     door = Door()
     first = door.connect()
     first.send(b'{"message":"ok"}')
-    first.sender.close()
+    first.close()
     second = door.connect()
     second.send(b'{"message":"ok"}')
     assert not door.repetitions.is_watched(second.sender)

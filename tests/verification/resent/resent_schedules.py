@@ -274,7 +274,7 @@ class World:
     def close(self, conn):
         if conn.open:
             conn.open = False
-            conn.sender.close()
+            conn.sender.close(len(conn.ends), sum(1 for end in conn.ends if end <= conn.acked))
             if conn.up:
                 self.cut(conn)
 
