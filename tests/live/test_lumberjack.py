@@ -355,7 +355,9 @@ def test_a_bomb_of_compressed_frames_is_stored_with_little_memory(start: Any) ->
     before = resident(place.server.process.pid)
     with raw_socket(place) as peer:
         peer.sendall(bomb)
-        assert peer.recv(6) == b"2A" + pack(">I", 128)
+        while (answer := peer.recv(6)) == b"2A" + bytes(4):
+            pass  # on a busy machine the server asks for patience
+        assert answer == b"2A" + pack(">I", 128)
     grown = resident(place.server.process.pid) - before
     assert grown < 100 << 20, f"{grown >> 20} MiB"
 
