@@ -289,7 +289,7 @@ class IBroker(Interface):
     epoch = Attribute("See IJournal.epoch.")
     record_time = Attribute("See IJournal.record_time.")
     monotonic = Attribute("See IJournal.monotonic.")
-    named = Attribute("The named subscriptions, as the peer may use them: see INamedSubscriptions.")
+    named = Attribute("The subscriptions, as the peer may use them: see fyrehose.broker.consuming.Consuming.")
 
     def when_leading() -> Deferred[None]:
         """Return a Deferred that fires when publishers may use this server.
@@ -408,76 +408,6 @@ class IBroker(Interface):
 
     def restrict(stream: str, max_payload: int) -> None:
         """Limit the payloads of *stream* to *max_payload* bytes from now on, for every protocol."""
-
-
-class INamedSubscriptions(Interface):
-    """The named subscriptions as one peer may use them: positions in streams that the server keeps.
-
-    Every method raises :class:`~fyrehose.errors.Forbidden`, or its Deferred fails with it, if the peer has no right to
-    ``consume`` the stream.  Every other error is a :class:`~fyrehose.errors.SubscriptionError`.
-    """
-
-    sharing = Attribute("The shared subscriptions: see fyrehose.subscriptions.sharing.Sharing.")
-
-    def find(name: str, stream: str | None = None, pattern: bool = False) -> Any:
-        """Return the subscription *name*, which must be a subscription of *stream* unless *stream* is None.
-
-        :return: a :class:`fyrehose.subscriptions.subscription.Named`
-        """
-
-    def open(name: str, stream: str, after: int | None, pattern: bool = False) -> Deferred[Any]:
-        """Return the subscription *name* of *stream*; create it if it does not exist.
-
-        :param pattern: whether *stream* is a pattern, so that the subscription has a position in each stream that
-            matches
-        :param after: where a new subscription begins, as in :meth:`IBroker.subscribe`
-        :return: fires with the subscription, as :meth:`find` returns it, when its state is durable
-        """
-
-    def attach(named: Any, consumer: Any, owner: str = "", takeover: bool = False, holder: str = "") -> Any:
-        """Make *consumer* the only consumer of *named* until ``named.detach(consumer)``, and return its position.
-
-        :param consumer: its ``displaced(reason)`` is called when it has to stop
-        :param owner: name of a consumer that outlives its connections
-        :param takeover: whether to displace a present consumer; if not, and there is one,
-            :class:`~fyrehose.errors.SubscriptionInUse` is raised
-        :param holder: name of a polling consumer; while another polling consumer has a lease (see :meth:`hold`), that
-            one counts as present
-        """
-
-    def hold(named: Any, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        """Give the polling consumer *holder* a lease until it has acknowledged the records that were *sent* to it.
-
-        :param seconds: after this time without an acknowledgement another consumer may continue
-        :param sent: number of the last record that was sent to it, by stream
-        """
-
-    def acknowledge(named: Any, seq: int | Mapping[str, int], generation: int | None = None) -> Deferred[Any]:
-        """Move the position of *named* forward to *seq*, up to which the consumer has acknowledged the records.
-
-        :param seq: a number; for a pattern, numbers by stream
-        :param generation: if the subscription was rewound or taken over since it had this generation, the call is
-            refused
-        :return: fires with the durable position
-        """
-
-    def rewind(named: Any, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
-        """Set the position of *named* to *seq*, in either direction, and displace its consumer.
-
-        :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
-        """
-
-    def delete(named: Any) -> Deferred[None]:
-        """Delete *named*; return a Deferred that fires when the deletion is durable."""
-
-    def show(named: Any) -> dict[str, object]:
-        """Return the durable state of *named* as an object for JSON."""
-
-    def forget(name: str) -> bool:
-        """Delete the subscription *name* to the journal's files; return whether there was one."""
-
-    def listed() -> list[dict[str, object]]:
-        """Return the subscriptions that the peer may see, as objects for JSON."""
 
 
 @attrs.frozen

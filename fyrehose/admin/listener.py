@@ -238,9 +238,9 @@ class AdminProtocol(WebProtocol):
 
     def _subscription(self, request: RequestHead) -> None:
         self._check_names(request)
-        sharing = self.admin.broker.named.sharing
+        named = self.admin.broker.named
         try:
-            self._respond(sharing.show(sharing.find(request.path[2])))
+            self._respond(named.show(named.find(request.path[2])))
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
         except (errors.Following, errors.Unreplicated) as error:

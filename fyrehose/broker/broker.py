@@ -57,9 +57,8 @@ from fyrehose.observe.meters import Stalls
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.standing import ServerRole
 from fyrehose.subscriptions import letters
-from fyrehose.subscriptions.named import NamedSubscriptions
 from fyrehose.subscriptions.progress import Creator
-from fyrehose.subscriptions.table import SharedSubscriptions
+from fyrehose.subscriptions.table import SubscriptionTable
 
 log = Logger()
 T = TypeVar("T")
@@ -115,10 +114,8 @@ class Broker(Peer):
     subscriptions: Subscriptions = attrs.field(init=False)
     #: what waits with rights of peers, besides cursors
     waiting: dict[RightsWait, None] = attrs.field(factory=dict, init=False)
-    #: all named subscriptions
-    table: NamedSubscriptions = attrs.field(init=False)
-    #: all shared subscriptions
-    shares: SharedSubscriptions = attrs.field(init=False)
+    #: all subscriptions
+    table: SubscriptionTable = attrs.field(init=False)
     #: publishes with a key
     once: PublishedOnce = attrs.field(init=False)
     #: the largest number of named subscriptions
@@ -154,24 +151,19 @@ class Broker(Peer):
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
         publish = partial(publish_deferred, self.publisher(None, fire))
-        room = NamedRoom(self.budget, self.named_subscriptions)
-        self.table = NamedSubscriptions(self.clock, self.journal, publish, room)
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys
         )
-        self.shares = SharedSubscriptions(
+        self.table = SubscriptionTable(
             self.clock,
             self.journal,
             publish,
-            room,
-            taken=lambda name: name in self.table.entries,
-            streams=lambda: list(self.largest),
+            NamedRoom(self.budget, self.named_subscriptions),
+            streams=lambda: self.largest.keys(),
             admit=self.admit_letter,
             forget_streams=self.forget_streams,
+            now=self.journal.record_time,
         )
-        self.table.shares = self.shares
-        self.table.now = self.shares.now = self.journal.record_time
-        self.table.exists = lambda stream: stream in self.largest
 
     def open(self) -> Deferred[None]:
         """Open the journal, and continue the numbering of its streams."""
@@ -205,13 +197,11 @@ class Broker(Peer):
         self._restore(ends)
         self.largest = {stream: self._max_payload(stream) for stream in ends}
         self.table.open()
-        self.shares.open()
-        self.journal.keeper.unread = lambda: [*self.table.unread(), *self.shares.unread()]
+        self.journal.keeper.unread = self.table.unread
 
     def close(self) -> Deferred[None]:
         """Commit everything that was published, then close the journal and end every subscription."""
         self.table.close()
-        self.shares.close()
         return self.journal.close().addBoth(self._closed)
 
     def _closed(self, result: None) -> None:
@@ -358,12 +348,12 @@ class Broker(Peer):
         if self.grown is not None:
             self.grown.update(ends)
         if self.follows:
-            for state in (self.table.stream, self.shares.stream, self.once.stream):
+            for state in (self.table.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
         self.fanout.durable(ends)
-        if self.shares.entries:
-            self.shares.durable(ends)
+        if self.table.entries:
+            self.table.durable(ends)
 
     def state_changed(self, state: JournalState, reason: str) -> None:
         """Take over the streams if this server leads from now on; let all peers go if the journal has failed."""
@@ -484,7 +474,6 @@ class Broker(Peer):
             )
         largest = self.largest[stream] = self._max_payload(stream)
         self.table.stream_created(stream)
-        self.shares.stream_created(stream)
         for created in list(self._created):
             try:
                 created(stream)

@@ -1,194 +1,261 @@
-"""The named subscriptions as one peer may use them: the rights of the peer, and creation at the first use.
+"""The subscriptions as one peer may use them: the rights of the peer, and creation.
 
-    open -> attach -> acknowledge ... -> detach
+    open -> attach -> acknowledge ... -> detach       exclusive
+    create -> lease -> act ...                        shared
 
-Consuming a stream needs the rights ``subscribe`` and ``consume``; showing, rewinding and deleting need ``consume``.
+Reading and leasing need the rights ``subscribe`` and ``consume`` of the stream, everything else ``consume``.  Dead
+letters and results need ``publish`` in their streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.defer import Deferred, execute, fail, inlineCallbacks
-from zope.interface import implementer
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, maybeDeferred
 
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.state_stream import Steps
-from fyrehose.errors import Forbidden, FyrehoseError, NoSuchSubscription, SubscriptionConflict
+from fyrehose.errors import Forbidden, InvalidPosition, NoSuchSubscription, SubscriptionConflict, Unreplicated
 from fyrehose.identity import Action
-from fyrehose.interfaces import FileLag, INamedSubscriptions
+from fyrehose.interfaces import FileLag
 from fyrehose.patterns import Pattern
-from fyrehose.subscriptions.named import NamedSubscriptions
-from fyrehose.subscriptions.positions import Position, takes
-from fyrehose.subscriptions.sharing import Sharing
-from fyrehose.subscriptions.subscription import Consumer, Named
+from fyrehose.records import Run
+from fyrehose.subscriptions.description import describe, show
+from fyrehose.subscriptions.exclusive import Consumer, ExclusiveSubscription
+from fyrehose.subscriptions.pool import Item
+from fyrehose.subscriptions.progress import Creator, SubscriptionOptions
+from fyrehose.subscriptions.shared import LeasedRun, SharedSubscription
+from fyrehose.subscriptions.subscription import NamedSubscription
+from fyrehose.subscriptions.table import SubscriptionTable
 
 if TYPE_CHECKING:
     from fyrehose.broker.peer import Peer
 
 
-@implementer(INamedSubscriptions)
 class NoSubscriptions:
-    """The named subscriptions of a server that keeps no messages: there are none, and none can be created."""
+    """The subscriptions of a server that keeps no messages: there are none, and none can be created."""
 
     def _refuse(self, *_arguments: Any, **_options: Any) -> Any:
-        raise Forbidden("this server keeps no messages, so there are no named subscriptions")
+        raise Forbidden("this server keeps no messages, so there are no subscriptions")
 
     def _fail(self, *_arguments: Any, **_options: Any) -> Deferred[Any]:
-        return execute(self._refuse)
+        return maybeDeferred(self._refuse)
 
-    find = attach = hold = show = forget = _refuse
-    open = acknowledge = rewind = delete = create = _fail
-
-    @property
-    def sharing(self) -> NoSubscriptions:
-        """Return the shared subscriptions, of which there are none either."""
-        return self
+    find = exclusive = shared = forget = _refuse
+    open = create = _fail
 
     def listed(self) -> list[dict[str, object]]:
         return []
 
 
-@implementer(INamedSubscriptions)
 @attrs.frozen(eq=False)
 class Consuming:
-    """The named subscriptions as one peer may use them; see :class:`fyrehose.interfaces.INamedSubscriptions`.
+    """The subscriptions as one peer may use them, after each request was checked against the peer's rights.
 
-    :ivar peer: the rights of the peer
-    :ivar network: the network of the peer, for limits; empty: the server itself
+    Every method raises Forbidden, or its Deferred fails with it, if the peer has no right to ``consume`` the stream.
+    Every other error is a SubscriptionError.
     """
 
-    table: NamedSubscriptions
+    table: SubscriptionTable
     peer: Peer
-    network: str = ""
 
-    @property
-    def sharing(self) -> Sharing:
-        assert self.table.shares is not None, "the broker has set it"
-        return Sharing(self.table.shares, self.peer)
+    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> NamedSubscription:
+        """Return the subscription *name*, which must be one of *stream* or of this *pattern* unless *stream* is None.
 
-    def find(self, name: str, stream: str | None = None, pattern: bool = False) -> Named:
-        """Return the subscription *name*, after checking the rights of the peer and the stream or pattern."""
-        named = self.table.find(name)
-        self.peer.check(Action.CONSUME, named.state.stream)
-        is_pattern = named.members is not None
-        if stream is not None and (named.state.stream, is_pattern) != (stream, pattern):
+        :raises NoSuchSubscription: there is none
+        :raises SubscriptionConflict: it is one of another stream
+        """
+        found = self.table.find(name)
+        options = found.options
+        self.peer.check(Action.CONSUME, options.stream)
+        if stream is not None and (options.stream, options.pattern) != (stream, pattern):
             raise SubscriptionConflict(
-                f"subscription {name!r} is one of {_kind(is_pattern)} {named.state.stream!r}, not of "
+                f"subscription {name!r} is one of {_kind(options.pattern)} {options.stream!r}, not of "
                 f"{_kind(pattern)} {stream[:80]!r}"
             )
-        return named
+        return found
+
+    def exclusive(self, name: str, stream: str | None = None, pattern: bool = False) -> ExclusiveSubscription:
+        """Return the exclusive subscription *name*, as :meth:`find` does.
+
+        :raises SubscriptionConflict: it is shared
+        """
+        found = self.find(name, stream, pattern)
+        if not isinstance(found, ExclusiveSubscription):
+            raise SubscriptionConflict(
+                f"subscription {name!r} is shared: lease its records with POST /subscriptions/{name}/lease, and settle "
+                "them one by one"
+            )
+        return found
+
+    def shared(self, name: str, stream: str | None = None) -> SharedSubscription:
+        """Return the shared subscription *name*, as :meth:`find` does.
+
+        :raises SubscriptionConflict: it is exclusive
+        """
+        found = self.find(name, stream)
+        if not isinstance(found, SharedSubscription):
+            raise SubscriptionConflict(f"subscription {name!r} is exclusive: read it, and acknowledge what was read")
+        return found
+
+    # Exclusive subscriptions.
 
     @inlineCallbacks
-    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Steps[Named]:
-        """Return the subscription *name*; create it behind number *after* if it does not exist."""
+    def open(self, name: str, stream: str, after: int | None, pattern: bool = False) -> Steps[ExclusiveSubscription]:
+        """Return the exclusive subscription *name* of *stream*; create it behind number *after* if it does not exist.
+
+        :param pattern: whether *stream* is a pattern, so that the subscription has a position in each stream that
+            matches
+        :param after: as in :meth:`.IBroker.subscribe`
+        :return: fires when the state of the subscription is durable
+        """
         # Checking the pattern itself suffices, because a rule that covers a pattern covers every stream that the
         # pattern matches.
         self.peer.check(Action.SUBSCRIBE, stream)
         self.peer.check(Action.CONSUME, stream)
         try:
-            yield self.table.settled(self.find(name, stream, pattern))
+            yield self.exclusive(name, stream, pattern).when_durable()
         except NoSuchSubscription:
-            begin: int | Mapping[str, int] = self._begin(stream, after)
-            if pattern:
-                matching, ends = Pattern.of_peer(stream), self.table.journal.ends()
-                begin = {
-                    each: self._begin(each, None if after is None else min(after, last))
-                    for each, last in ends.items()
-                    if takes(matching, each)
-                }
-            yield self.table.create(name, stream, begin, self.network)
-        return self.find(name, stream, pattern)
+            options = SubscriptionOptions(stream=stream, pattern=pattern, ack="all", creator=self._creator())
+            floors = {each: self._begin(each, after, pattern) for each in self._streams(options)}
+            yield self.table.create(name, options, floors)
+        return self.exclusive(name, stream, pattern)
 
-    def _begin(self, stream: str, after: int | None) -> int:
-        """Return the position behind which a new subscription begins in *stream*.
+    def _streams(self, options: SubscriptionOptions) -> list[str]:
+        """Return the streams that a new subscription with these *options* begins in.
 
-        A number beyond the end is of another journal, and so the subscription begins at the start.
+        :raises InvalidPattern: its pattern exceeds the bounds of peers
+        """
+        if not options.pattern:
+            return [options.stream]
+        pattern = Pattern.of_peer(options.stream)
+        return [each for each in self.table.journal.ends() if options.takes(pattern, each)]
+
+    def _begin(self, stream: str, after: int | None, pattern: bool) -> int:
+        """Return the position behind which a new subscription begins in *stream*; None: behind its end.
+
+        A number beyond the end is of another journal, and so the subscription begins at the start, or, since a pattern
+        has one number for all of its streams, at the end.
         """
         oldest, last = self.table.journal.bounds(stream)
-        return int(last if after is None else oldest - 1 if after > last else max(after, oldest - 1))
+        if after is None or (pattern and after > last):
+            return int(last)
+        return int(max(0 if after > last else after, oldest - 1))
 
-    def attach(
-        self, named: Named, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = ""
-    ) -> Position:
-        self.peer.check(Action.CONSUME, named.state.stream)
-        return self.table.attach(named, consumer, owner, takeover, holder)
+    def _creator(self) -> Creator:
+        return Creator() if self.peer.rights is None else Creator.of(self.peer.rights.identity)
 
-    def hold(self, named: Named, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
-        self.table.hold(named, holder, seconds, sent)
+    def attach(self, named: ExclusiveSubscription, consumer: Consumer, owner: str = "", **how: Any) -> int:
+        """Make *consumer* the only one; see :meth:`.ExclusiveSubscription.attach`."""
+        self.peer.check(Action.CONSUME, named.options.stream)
+        return named.attach(consumer, owner, **how)
 
     def acknowledge(
-        self, named: Named, seq: int | Mapping[str, int], generation: int | None = None
-    ) -> Deferred[Position]:
-        return self._do(named, lambda: self.table.acknowledge(named, seq, generation))
+        self, named: ExclusiveSubscription, seq: int | Mapping[str, int], generation: int | None = None
+    ) -> Deferred[Any]:
+        """Move the position forward; see :meth:`.ExclusiveSubscription.acknowledge`.  Fires with *named*."""
+        return self._do(named, lambda: named.acknowledge(seq, generation)).addCallback(lambda _: named)
 
-    def rewind(self, named: Named, seq: int | Mapping[str, int] | None) -> Deferred[Position]:
-        return self._do(named, lambda: self.table.rewind(named, seq))
+    # Shared subscriptions.
 
-    def delete(self, named: Named) -> Deferred[None]:
-        return self._do(named, lambda: self.table.delete(named))
+    def create(self, name: str, options: SubscriptionOptions, first: int) -> Deferred[NamedSubscription]:
+        """Create the shared subscription *name*, which begins with record *first* of each stream.
 
-    def show(self, named: Named) -> dict[str, object]:
-        shown = describe(self.table, named)
-        if named.members is not None:
-            lags = self.table.lags
-            found = {each: (seq, *lags.of_stream(named, each, seq)) for each, seq in sorted(named.places.items())}
-            keys = ("position", "lag", "lag_seconds")
-            shown["positions"] = {each: dict(zip(keys, values, strict=True)) for each, values in found.items()}
-        return shown
+        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError, a PublishError
+            or Forbidden
+        """
+        return maybeDeferred(self._create, name, options, first)
+
+    def _create(self, name: str, options: SubscriptionOptions, first: int) -> Deferred[NamedSubscription]:
+        for right in (Action.SUBSCRIBE, Action.CONSUME):
+            self.peer.check(right, options.stream)
+        dead = options.dead
+        if dead is not None:
+            if dead.startswith("."):
+                raise SubscriptionConflict(f"stream {dead[:80]!r} is one of the server's own: use another")
+            self.peer.check(Action.PUBLISH, dead)
+        floors = {stream: self._begin(stream, max(0, first - 1), options.pattern) for stream in self._streams(options)}
+        return self.table.create(name, attrs.evolve(options, creator=self._creator()), floors)
+
+    def lease(
+        self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
+    ) -> Deferred[list[LeasedRun]]:
+        """Lease records; see :meth:`.SharedSubscription.lease`.  A request that waits ends with the peer's rights."""
+        rights = ((Action.SUBSCRIBE, shared.options.stream), (Action.CONSUME, shared.options.stream))
+        for right, stream in rights:
+            self.peer.check(right, stream)
+        found = shared.lease(consumer, request, most, wait)
+        if not found.called:
+            waiting = next(each for each in shared.waiting if each.answer is found)
+            over = self.peer.wait(rights, lambda reason: shared.fail(waiting, reason))
+            found.addBoth(lambda result: (over(), result)[1])
+        return found
+
+    def act(
+        self, shared: SharedSubscription, items: Sequence[Item], consumer: str, runs: Sequence[Run] = ()
+    ) -> Deferred[Any]:
+        """Settle, extend or return *items*, and publish *runs* in the same commit."""
+        for item in items:
+            stream = item.stream or shared.options.stream
+            if stream not in shared.tracks:
+                if not self.table.journal.standing.leads_alone:
+                    return fail(Unreplicated("another server may lead, and know more streams; try again"))
+                detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"
+                return fail(InvalidPosition(f'{detail} record, as in ["logs.a", 7, "3.1"]'))
+        return shared.act(items, consumer, runs, self.peer.publish if runs else None)
+
+    def redrive(self, shared: SharedSubscription) -> Deferred[tuple[int, int]]:
+        """Publish dead letters to their streams again; see :meth:`.SharedSubscription.redrive`."""
+        self.peer.check(Action.SUBSCRIBE, shared.options.dead or shared.options.stream)
+        return shared.redrive(self.peer.publish)
+
+    # Both kinds.
+
+    def rewind(self, found: NamedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
+        """Set the position to *seq*, in either direction, and displace its consumer; fires with *found*.
+
+        :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
+        """
+        return self._do(found, lambda: found.rewind(found.numbers(seq))).addCallback(lambda _: found)
+
+    def delete(self, found: NamedSubscription) -> Deferred[None]:
+        """Delete *found*; return a Deferred that fires when the deletion is durable."""
+        return self._do(found, lambda: self.table.delete(found)).addCallback(lambda _: None)
+
+    def show(self, found: NamedSubscription) -> dict[str, object]:
+        """Return the durable state of *found*, its leases and its last dead letters, as an object for JSON."""
+        return show(found)
 
     def forget(self, name: str) -> bool:
+        """Delete the subscription *name* to the journal's files; return whether there was one."""
         self.peer.check(Action.CONSUME, EVERY)
         forgotten: bool = self.table.journal.keeper.delete(name)
         return forgotten
 
     def listed(self) -> list[dict[str, object]]:
-        """Return the subscriptions that the peer may consume, as objects for JSON, the shared ones last.
+        """Return the subscriptions that the peer may consume, as objects for JSON; none if another server may lead.
 
         A peer that may consume all streams also sees the subscriptions of programs that read the journal's files.
         """
         permits = self.peer.permits
-        found = [
-            describe(self.table, named)
-            for named in self.table.entries.values()
-            if named.stored is not None and permits(Action.CONSUME, named.stored.stream)
-        ]
+        every = () if self.table.journal.standing.elsewhere else self.table.entries.values()
+        found = [describe(each) for each in every if permits(Action.CONSUME, each.options.stream)]
         if permits(Action.CONSUME, EVERY):
             found += [described(each) for each in self.table.journal.keeper.subscriptions()]
-        return [*found, *self.sharing.listed()]
+        return found
 
-    def _do(self, named: Named, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
-        try:
-            self.peer.check(Action.CONSUME, named.state.stream)
-        except FyrehoseError as refusal:
-            return fail(refusal)
-        return change()
+    def _do(self, found: NamedSubscription, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
+        def checked() -> Deferred[Any]:
+            self.peer.check(Action.CONSUME, found.options.stream)
+            return change()
+
+        return maybeDeferred(checked)
 
 
 def _kind(pattern: bool) -> str:
     return "pattern" if pattern else "stream"
-
-
-def describe(table: NamedSubscriptions, named: Named) -> dict[str, object]:
-    """Return the durable state of *named* as an object for JSON; times are in microseconds since 1970 UTC."""
-    state = named.state
-    lag, seconds = table.lags.of(named)
-    place: dict[str, object] = {"position": state.seq}
-    if named.members is not None:
-        place = {"streams": len(named.members)}
-    return {
-        "name": named.name,
-        "kind": _kind(named.members is not None),
-        "stream": state.stream,
-        **place,
-        "lag": lag,
-        "lag_seconds": seconds,
-        "generation": state.generation,
-        "consumer": named.consumer is not None,
-        "active": named.active,
-    }
 
 
 def described(lag: FileLag) -> dict[str, object]:

@@ -244,9 +244,9 @@ class Peer:
 
     @property
     def named(self) -> Consuming:
-        """Return the named subscriptions, as the peer may use them."""
+        """Return the subscriptions, as the peer may use them."""
         self.broker.check_thread()
-        return Consuming(self.broker.table, self, self.network)
+        return Consuming(self.broker.table, self)
 
     # Streams.
 

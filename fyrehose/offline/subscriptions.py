@@ -1,4 +1,4 @@
-"""Read all named subscriptions of a journal from its files: those to streams, and those of programs that read files.
+"""Read all subscriptions of a journal from its files: those to streams, and those of programs that read files.
 
 in: a directory      out: one object for each subscription, as a running server describes it
 """
@@ -14,7 +14,9 @@ from fyrehose.offline.dump import batches
 from fyrehose.offline.view import look
 from fyrehose.patterns import Pattern
 from fyrehose.records import Run
-from fyrehose.subscriptions.positions import SOURCE, STREAM, Position, SavedPositions, takes
+from fyrehose.subscriptions.progress import FINAL, SOURCE, STREAM, SavedSubscription, SavedSubscriptions, StreamProgress
+
+_NONE = StreamProgress()
 
 
 def subscriptions(
@@ -39,21 +41,25 @@ def subscriptions(
     def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
         return tuple(run.slice(max(0, start - run.first_seq), len(run)) for run in own if run.last_seq >= start)
 
-    found = SavedPositions()
+    found = SavedSubscriptions()
     replay(found, read, (own[0].first_seq, own[-1].last_seq) if own else (1, 0), STREAM, SOURCE)
     files = [
         {"name": each.name, "kind": "files", "behind_bytes": max(0, view.mark - each.position), "active": each.time}
         for each in registered(directory)
     ]
-    return [*(_described(name, position, ends) for name, position in found.positions.items()), *files]
+    return [*(_described(name, saved, ends) for name, saved in found.entries.items()), *files]
 
 
-def _described(name: str, position: Position, ends: Mapping[str, int]) -> dict[str, object]:
-    streams = [position.stream]
-    place: dict[str, object] = {"kind": "stream", "position": position.seq}
-    if position.streams is not None:
-        pattern = Pattern(position.stream)
-        streams = [each for each in ends if takes(pattern, each)]
-        place = {"kind": "pattern", "streams": len(streams)}
-    lag = sum(max(0, ends.get(each, 0) - position.last(each)) for each in streams)
-    return {"name": name, "stream": position.stream, **place, "lag": lag, "active": position.time}
+def _described(name: str, saved: SavedSubscription, ends: Mapping[str, int]) -> dict[str, object]:
+    options = saved.options
+    streams = [options.stream]
+    if options.pattern:
+        pattern = Pattern(options.stream)
+        streams = [each for each in ends if options.takes(pattern, each)]
+    floors = {each: saved.streams.get(each, _NONE).final.floor for each in streams}
+    place = {"position": floors[options.stream]} if options.kind == "stream" else {"streams": len(streams)}
+    if options.shared:
+        counts = {how: sum(each.counts[how] for each in saved.streams.values()) for how in FINAL}
+        place |= {f"{how}_total": count for how, count in counts.items()} | {"paused": saved.paused}
+    lag = sum(max(0, ends.get(each, 0) - floor) for each, floor in floors.items())
+    return {"name": name, "stream": options.stream, "kind": options.kind, **place, "lag": lag, "active": saved.time}

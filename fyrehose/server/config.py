@@ -70,7 +70,7 @@ from fyrehose.options import (
     within,
 )
 from fyrehose.server.logs import FORMATS, LEVEL_NAMES
-from fyrehose.subscriptions.named import MOST_NAMED
+from fyrehose.subscriptions.table import MOST_NAMED
 from fyrehose.toml_files import Mistake, are_tables, inside, key, read, scalar, shown, structured, text, texts
 
 #: The scopes of ``--option`` besides protocols.

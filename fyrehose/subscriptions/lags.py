@@ -1,13 +1,13 @@
-"""Lags of named subscriptions: in records, and as the age of the oldest record that is not acknowledged.
+"""Lags of subscriptions: in records, and as the age of the oldest record that is not acknowledged.
 
 the last acknowledged numbers, the ends of the streams -> records; a look at some streams each second -> ages
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from itertools import cycle, islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.logger import Logger
@@ -15,24 +15,13 @@ from twisted.logger import Logger
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournal
 
+if TYPE_CHECKING:
+    from fyrehose.subscriptions.subscription import NamedSubscription
+
 log = Logger()
 
 #: How many streams' oldest unacknowledged records are read in one call of :meth:`SubscriptionLags.look`.
 LOOKS = 20
-
-
-class Lagging(Protocol):
-    """A subscription whose lag is computed: a named one, or a shared one.
-
-    :ivar oldest: number and time of the oldest record behind :attr:`places`, by stream, when it was last looked up
-    """
-
-    name: str
-    oldest: dict[str, tuple[int, int]]
-
-    @property
-    def places(self) -> Mapping[str, int]:
-        """Return a number for each stream: all records up to it are acknowledged or, if shared, final."""
 
 
 @attrs.define(eq=False)
@@ -46,8 +35,8 @@ class SubscriptionLags:
     now: Callable[[], int]
     _next: int = attrs.field(default=0, init=False)
 
-    def of(self, named: Lagging) -> tuple[int, float | None]:
-        """Return how many records *named* has not acknowledged, and the age of the oldest of them in seconds.
+    def of(self, named: NamedSubscription) -> tuple[int, float | None]:
+        """Return how many records of *named* are not final, and the age of the oldest of them in seconds.
 
         The age is None until it has been looked up.
         """
@@ -56,7 +45,7 @@ class SubscriptionLags:
         total = sum(records for records, _ in found)
         return total, max(ages) if ages else None if total else 0.0
 
-    def of_stream(self, named: Lagging, stream: str, seq: int) -> tuple[int, float | None]:
+    def of_stream(self, named: NamedSubscription, stream: str, seq: int) -> tuple[int, float | None]:
         """Return the lag of *named* in one of its streams; :meth:`of` returns the lag in all of them.
 
         :param seq: the records of *stream* up to this number are acknowledged
@@ -68,7 +57,7 @@ class SubscriptionLags:
         time = named.oldest.get(stream, (0, 0))[1]
         return records, max(0, self.now() - time) / 1e6 if time else None
 
-    def look(self, entries: Collection[Lagging]) -> None:
+    def look(self, entries: Collection[NamedSubscription]) -> None:
         """Look up the oldest unacknowledged records of some streams; call it every second."""
         ends = self.journal.ends()
         behind = []

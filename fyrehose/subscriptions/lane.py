@@ -175,49 +175,76 @@ class Draft:
     """Everything that one request, or one turn of the clock, changes: it becomes one batch, or nothing (rule 19).
 
     :ivar epoch: the epoch that begins; 0: none does
+    :ivar whole: what changes of the subscription as a whole: ``paused``, ``owner`` or ``redriven``
     :ivar letters: the dead letters
     :ivar size: their payload, in bytes; *looked* is how many records were looked at for them
     :ivar created: the streams that the dead letters create
     :ivar extended: what memory alone notes when the draft is accepted: leases that are extended
     """
 
-    changes: dict[Lane, Change] = attrs.field(factory=dict)
+    changes: dict[Track, Change] = attrs.field(factory=dict)
     epoch: int = 0
+    whole: dict[str, object] = attrs.field(factory=dict, kw_only=True)
     letters: list[Run] = attrs.field(factory=list)
     size: int = 0
     looked: int = 0
     created: list[str] = attrs.field(factory=list)
     extended: list[tuple[Lane, int, int, Leased]] = attrs.field(factory=list)
 
-    def of(self, lane: Lane) -> Change:
-        """Return the change of *lane* in this draft."""
-        change = self.changes.get(lane)
+    def of(self, track: Track) -> Change:
+        """Return the change of *track* in this draft."""
+        change = self.changes.get(track)
         if change is None:
-            change = self.changes[lane] = Change()
+            change = self.changes[track] = Change()
         return change
+
+    def head(self) -> dict[str, object]:
+        """Return the fields of a record for what changes of the subscription as a whole."""
+        return {"epoch": self.epoch, **self.whole} if self.epoch else self.whole
 
 
 @attrs.define(eq=False)
-class Lane:
-    """The leases of one stream of a shared subscription.
+class Track:
+    """The progress of a subscription in one stream.
 
     :ivar progress: all that was appended; a checkpoint stores it
+    :ivar durable_floor: the floor that is durable
+    """
+
+    stream: str
+    progress: StreamProgress
+    durable_floor: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.durable_floor = self.progress.final.floor
+
+    def accept(self, change: Change) -> None:
+        """Change the progress, because the journal has accepted *change* (rule 20)."""
+        self.progress.apply(change.fields())
+        change.floor = self.progress.final.floor
+
+    def durable(self, change: Change) -> None:
+        """Record that *change* is durable."""
+        self.durable_floor = change.floor if change.rewind is not None else max(self.durable_floor, change.floor)
+
+
+@attrs.define(eq=False)
+class Lane(Track):
+    """The leases of one stream of a shared subscription.
+
     :ivar bounds: returns the oldest and the last durable number of the stream
     :ivar keys: returns the keys of some records from a number on, and the number up to which it has looked; None:
         records have no keys
     :ivar seen: the highest number that was leased, or was skipped because its record is final or missing
     :ivar spans: the states of the records up to *seen* that are not final
-    :ivar durable_floor: the floor that is durable; *durable_reach* is the durable reach
+    :ivar durable_reach: the reach that is durable
     """
 
     pool: LeasePool
-    stream: str
-    progress: StreamProgress
     bounds: Callable[[], tuple[int, int]]
     keys: Callable[[int, int], tuple[dict[int, str], int]] | None = None
     seen: int = attrs.field(init=False)
     spans: Spans[State] = attrs.field(factory=Spans, init=False)
-    durable_floor: int = attrs.field(init=False)
     durable_reach: int = attrs.field(init=False)
     _ready: list[tuple[int, int, int, Waiting]] = attrs.field(factory=list, init=False)
     _oldest: int = attrs.field(default=0, init=False)  #: the oldest number when deleted records expired last
@@ -231,9 +258,10 @@ class Lane:
     _blind_ends: set[Change] = attrs.field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         final = self.progress.final
         self.pool.lanes[self.stream] = self
-        self.durable_floor, self.durable_reach = final.floor, self.progress.reach
+        self.durable_reach = self.progress.reach
         self.seen = self._unread_end = max(final.floor, min(self.progress.reach, self.bounds()[1]))
         self._unread_key = final.floor + 1
         open_, until = list(final.gaps(1, self.seen)), self.pool.hold_until
@@ -562,7 +590,7 @@ class Lane:
         """Change the states of records, because the journal has accepted *change* (rule 20)."""
         if change.rewind is not None:
             self._rewind(change.rewind)
-        self.progress.apply(change.fields())
+        super().accept(change)
         for first, last in change.ended:
             self.put(first, last, None)
             if self.keys is not None and (last > self.seen or (first <= self._unread_end and last >= self._unread_key)):
@@ -571,7 +599,6 @@ class Lane:
             self.seen = max(self.seen, last)
         for first, last, state in change.returned:
             self.put(first, last, state)
-        change.floor = self.progress.final.floor
 
     def _rewind(self, seq: int) -> None:
         for span in self.spans.remove(1, self.seen):
@@ -585,10 +612,10 @@ class Lane:
 
     def durable(self, change: Change) -> None:
         """Let records be leased for which *change* had to be durable."""
+        super().durable(change)
         self.stir()
         if change.rewind is not None:
-            self.durable_floor = self.durable_reach = change.rewind
-        self.durable_floor = max(self.durable_floor, change.floor)
+            self.durable_reach = change.rewind
         self.durable_reach = max(self.durable_reach, change.reach)
         for first, last, written in change.returned:
             for low, high, state in self.spans.within(first, last):

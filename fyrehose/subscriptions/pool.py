@@ -20,7 +20,7 @@ import attrs
 from fyrehose.errors import PublishError
 from fyrehose.spans import Ranges, merged
 from fyrehose.subscriptions.lane import Draft, Lane, Leased, LeasedRange, State, Token
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 
 #: How many consumers' last requests are remembered at most.
 MOST_CONSUMERS = 1_000
@@ -106,7 +106,7 @@ class LeasePool:
     :ivar more: whether the last call has left work for another turn (rule 21)
     """
 
-    options: ShareOptions
+    options: SubscriptionOptions
     append: Callable[[Draft], bool]
     now: Callable[[], float]
     trusted: Callable[[], bool] = lambda: True
@@ -377,7 +377,7 @@ class LeasePool:
         draft.changes = {lane: change for lane, change in draft.changes.items() if change.fields()}
         if draft.changes and not self.append(draft):
             self._set_alarms()
-            for lane in draft.changes:
+            for lane in self.lanes.values():
                 lane.look_again()
 
     def stop(self) -> Draft:
@@ -395,16 +395,16 @@ class LeasePool:
             self.appended_epoch = draft.epoch
             for lane in self.lanes.values():
                 lane.progress.hold = None
-        for lane, change in draft.changes.items():
-            lane.accept(change)
+        for track, change in draft.changes.items():
+            track.accept(change)
         for lane, first, last, state in draft.extended:
             self._extend(lane, first, last, state)
 
     def durable(self, draft: Draft) -> None:
         """Record that *draft* is durable."""
         self.stored_epoch = max(self.stored_epoch, draft.epoch)
-        for lane, change in draft.changes.items():
-            lane.durable(change)
+        for track, change in draft.changes.items():
+            track.durable(change)
 
     @property
     def holds(self) -> bool:

@@ -1,13 +1,14 @@
-"""The durable state of shared subscriptions, and its records in the stream ``.shared``.
+"""The durable state of all subscriptions, and its records in the stream ``.subscriptions``.
 
-    {"v": 1, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...},
+    {"v": 2, "since": 17, "name": "billing", "set": {"stream": "orders", "lease": 30, ...},
      "floors": {"orders": 0}, "epoch": 16, "redriven": 0}                                            created
-    {"v": 1, "since": 17, "name": "billing", "set": null}                                            deleted
-    {"v": 1, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
+    {"v": 2, "since": 17, "name": "billing", "set": null}                                            deleted
+    {"v": 2, "since": 17, "name": "billing", "stream": "orders", "epoch": 7, "reach": 5200,
      "final": [[4100, 4180], 4190], "dead": [4185], "letters": [[4185, 5, "limit", TIME]],
      "expired": [], "ends": [[4181, 4183, 2, 1]]}                                                    a change
-    {"v": 1, "since": 17, "name": "billing", "redriven": 300}                  see SavedShare.redriven
-    {"v": 1, "all": [INDEX, COUNT], "shared": {"billing": {...}}}                                    a checkpoint
+    {"v": 2, "since": 17, "name": "copy", "owner": "link 5", "epoch": 9}           another consumer has taken it over
+    {"v": 2, "since": 17, "name": "billing", "redriven": 300}                  see SavedSubscription.redriven
+    {"v": 2, "all": [INDEX, COUNT], "entries": {"billing": {...}}}                                   a checkpoint
 
 ``ends`` has ranges of records, and for each how many of its leases have ended, and how many of them failed.  ``rewind``
 in a change forgets everything about the stream, and continues behind that number.  ``hold`` has the records that were
@@ -26,12 +27,13 @@ from typing import Any
 import attrs
 
 from fyrehose.identity import Identity, network_of
+from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ, Record
 from fyrehose.spans import NumberSet, Ranges, Spans
 
-#: The stream of shared subscriptions, and the source of its records.
-STREAM, SOURCE = ".shared", "server-shared"
-VERSION = 1
+#: The stream of the subscriptions, and the source of its records, and of dead letters.
+STREAM, SOURCE = ".subscriptions", "server-subscriptions"
+VERSION = 2
 #: A checkpoint begins another record when its last record is larger than this, in bytes.
 RECORD_SIZE = 64 << 10
 #: The ways in which a record becomes final, and the fields of a change that list such records.
@@ -86,10 +88,12 @@ class Creator:
 
 
 @attrs.frozen(kw_only=True)
-class ShareOptions:
-    """The options that a shared subscription was created with; they never change.
+class SubscriptionOptions:
+    """The options that a subscription was created with; they never change.
 
-    :ivar stream: the stream that is shared, or, with *pattern*, the pattern of the streams
+    :ivar stream: the stream of the subscription, or, with *pattern*, the pattern of its streams
+    :ivar ack: ``each``: it is shared, and workers settle each record; ``all``: it is exclusive, and its one consumer
+        acknowledges all records up to a number, so that the options below have no meaning
     :ivar lease: how long a worker has a record, in seconds
     :ivar limit: the failure that makes a record a dead letter; 0: none does
     :ivar window: how many records up to the highest leased one may be not final at a time
@@ -100,6 +104,7 @@ class ShareOptions:
 
     stream: str
     pattern: bool = False
+    ack: str = "each"
     lease: int = 30
     limit: int = 5
     window: int = 1_000
@@ -108,8 +113,21 @@ class ShareOptions:
     key: str | None = None
     creator: Creator = attrs.field(factory=Creator, eq=False)
 
+    @property
+    def shared(self) -> bool:
+        return self.ack == "each"
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the subscription, as it is shown to people."""
+        return "shared" if self.shared else "pattern" if self.pattern else "stream"
+
+    def takes(self, pattern: Pattern, stream: str) -> bool:
+        """Return whether *stream* is one of the subscription, whose *pattern* covers it; never one of the server's."""
+        return stream[0] != "." and stream != self.dead and pattern.covers(stream)
+
     @classmethod
-    def unpacked(cls, fields: Mapping[str, Any]) -> ShareOptions:
+    def unpacked(cls, fields: Mapping[str, Any]) -> SubscriptionOptions:
         creator = {**fields["creator"], "certificates": tuple(fields["creator"]["certificates"])}
         return cls(**{**fields, "creator": Creator(**creator)})
 
@@ -187,69 +205,78 @@ class StreamProgress:
 
 
 @attrs.define
-class SavedShare:
-    """The durable state of one shared subscription.
+class SavedSubscription:
+    """The durable state of one subscription.
 
-    :ivar epoch: a number that is raised by each server that leases records, and by each rewind; it begins above the
-        epochs of earlier subscriptions of this name
+    :ivar epoch: a number that begins above the epochs of earlier subscriptions of this name, and is raised by each
+        rewind, by each server that leases records, and when another consumer takes over
     :ivar streams: its progress by stream; a stream that is not here begins with its first record
     :ivar redriven: the dead letters up to this number, in their stream, were published again, or are of an earlier
         subscription of the name
+    :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
+    :ivar rewinds: how often one of its streams was rewound, so that a consumer knows that records come again on purpose
+    :ivar time: the last change, in microseconds since 1970 UTC
     """
 
-    options: ShareOptions
+    options: SubscriptionOptions
     epoch: int = 0
     paused: bool = False
     streams: dict[str, StreamProgress] = attrs.field(factory=dict)
     redriven: int = 0
+    owner: str = ""
+    rewinds: int = 0
+    time: int = 0
 
     def progress(self, stream: str) -> StreamProgress:
-        return self.streams.setdefault(stream, StreamProgress())
+        """Return the progress in *stream*; if there is none yet, it begins with the first record from now on."""
+        found = self.streams.get(stream)
+        if found is None:
+            found = self.streams[stream] = StreamProgress()
+        return found
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Update the state by *change*, the fields of a record."""
-        if "epoch" in change:  # A server begins to lease.
+        self.apply_whole(change)
+        if "stream" in change:
+            self.rewinds += "rewind" in change
+            self.progress(change["stream"]).apply(change)
+
+    def apply_whole(self, change: Mapping[str, Any]) -> None:
+        """Update the state by those fields of *change* that concern the subscription as a whole."""
+        if "epoch" in change:  # A server begins to lease, or a consumer to read.
             self.epoch = max(self.epoch, change["epoch"])
             for progress in self.streams.values():
                 progress.hold = None
         self.paused = change.get("paused", self.paused)
+        self.owner = change.get("owner", self.owner)
         self.redriven = max(self.redriven, change.get("redriven", 0))
-        if "stream" in change:
-            self.progress(change["stream"]).apply(change)
 
     def packed(self) -> dict[str, Any]:
         """Return the fields that a checkpoint stores, for JSON; :meth:`unpacked` reads them."""
         streams = {name: progress.packed() for name, progress in self.streams.items()}
-        return {
-            "options": attrs.asdict(self.options),
-            "epoch": self.epoch,
-            "paused": self.paused,
-            "streams": streams,
-            "redriven": self.redriven,
-        }
+        return attrs.asdict(self, recurse=False) | {"options": attrs.asdict(self.options), "streams": streams}
 
     @classmethod
-    def unpacked(cls, fields: Mapping[str, Any]) -> SavedShare:
+    def unpacked(cls, fields: Mapping[str, Any]) -> SavedSubscription:
         streams = {name: StreamProgress.unpacked(progress) for name, progress in fields["streams"].items()}
-        options = ShareOptions.unpacked(fields["options"])
-        return cls(options, fields["epoch"], fields["paused"], streams, fields["redriven"])
+        return cls(**{**fields, "options": SubscriptionOptions.unpacked(fields["options"]), "streams": streams})
 
     @classmethod
-    def created(cls, fields: Mapping[str, Any]) -> SavedShare:
+    def created(cls, fields: Mapping[str, Any]) -> SavedSubscription:
         """Return the state after the record with *fields*, which creates the subscription."""
         streams = {stream: StreamProgress(NumberSet(seq), seq) for stream, seq in fields["floors"].items()}
-        options = ShareOptions.unpacked(fields["set"])
+        options = SubscriptionOptions.unpacked(fields["set"])
         return cls(options, fields["epoch"], streams=streams, redriven=fields["redriven"])
 
 
 @attrs.define
-class SavedShares:
-    """All shared subscriptions, by name (a state of :mod:`~fyrehose.broker.state_stream`)."""
+class SavedSubscriptions:
+    """All subscriptions, by name (a state of :mod:`~fyrehose.broker.state_stream`)."""
 
-    shares: dict[str, SavedShare] = attrs.field(factory=dict)
+    entries: dict[str, SavedSubscription] = attrs.field(factory=dict)
 
     def clear(self) -> None:
-        self.shares = {}
+        self.entries = {}
 
     def begin(self, newest: Record) -> int:
         """Return the number at which the last checkpoint begins.
@@ -268,23 +295,25 @@ class SavedShares:
     def apply(self, record: Record) -> bool:
         fields = _parsed(record.payload)
         try:
-            return self._apply(fields)
+            return self._apply(fields, record.time)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
 
-    def _apply(self, fields: dict[str, Any]) -> bool:
+    def _apply(self, fields: dict[str, Any], time: int) -> bool:
         if "all" in fields:
             if fields["all"][0] == 0:
-                self.shares = {}
-            self.shares |= {name: SavedShare.unpacked(each) for name, each in fields["shared"].items()}
+                self.entries = {}
+            self.entries |= {name: SavedSubscription.unpacked(each) for name, each in fields["entries"].items()}
             return bool(fields["all"][0] == 0)
         name = fields["name"]
         if "set" in fields:
-            self.shares.pop(name, None)
+            self.entries.pop(name, None)
             if fields["set"] is not None:
-                self.shares[name] = SavedShare.created(fields)
-        elif name in self.shares:
-            self.shares[name].apply(fields)
+                self.entries[name] = SavedSubscription.created(fields)
+        elif name in self.entries:
+            self.entries[name].apply(fields)
+        if name in self.entries:
+            self.entries[name].time = time
         return False
 
 
@@ -297,19 +326,19 @@ def pack(name: str, since: int, fields: Mapping[str, object]) -> bytes:
     return dumped({"v": VERSION, "since": since, "name": name, **fields})
 
 
-def pack_checkpoint(shares: Mapping[str, SavedShare], size: int = RECORD_SIZE) -> list[bytes]:
+def pack_checkpoint(entries: Mapping[str, SavedSubscription], size: int = RECORD_SIZE) -> list[bytes]:
     """Return the payloads of a checkpoint's records, of which there is at least one; each ends behind *size* bytes."""
     pieces: list[dict[str, Any]] = [{}]
     filled = 0
-    for name, share in shares.items():
-        packed = share.packed()
+    for name, saved in entries.items():
+        packed = saved.packed()
         if filled > size:
             pieces.append({})
             filled = 0
         pieces[-1][name] = packed
         filled += len(dumped(packed))
     count = len(pieces)
-    return [dumped({"v": VERSION, "all": [index, count], "shared": piece}) for index, piece in enumerate(pieces)]
+    return [dumped({"v": VERSION, "all": [index, count], "entries": piece}) for index, piece in enumerate(pieces)]
 
 
 def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:

@@ -1,97 +1,161 @@
-"""One named subscription: its state on disk, the state that is being written, and its present consumer."""
+"""What exclusive and shared subscriptions have in common: their streams, their progress, and its lag."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
+from twisted.python.failure import Failure
 
-from fyrehose.errors import NoSuchSubscription, SubscriptionError
+from fyrehose.errors import FyrehoseError, InvalidPosition
 from fyrehose.patterns import Pattern
-from fyrehose.subscriptions.positions import Position
+from fyrehose.records import Run
+from fyrehose.subscriptions.lane import Draft, Track
+from fyrehose.subscriptions.progress import SavedSubscription, StreamProgress, SubscriptionOptions
 
+if TYPE_CHECKING:
+    from fyrehose.subscriptions.table import SubscriptionTable
 
-class Consumer(Protocol):
-    """The connection that a subscription delivers to at present."""
-
-    def displaced(self, reason: SubscriptionError) -> None:
-        """Stop consuming, because the subscription was rewound or deleted, or another consumer has taken it over."""
-
-
-@attrs.frozen
-class PollLease:
-    """The lease of a polling consumer, which works on records that were sent to it, and has not acknowledged them.
-
-    :ivar holder: the consumer
-    :ivar until: the time from which another consumer may continue (monotonic, seconds)
-    :ivar seconds: how long the lease is
-    :ivar sent: number of the last record that was sent to it, by stream
-    """
-
-    holder: str
-    until: float
-    seconds: float
-    sent: Mapping[str, int]
+#: Publishes runs, and records of the server's own, in one batch.
+PublishBatch = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
 
 @attrs.define(eq=False)
-class Named:
-    """A named subscription.
+class NamedSubscription:
+    """A subscription of one stream, or of all streams that match its pattern.
 
-    :ivar stored: the durable state; None: the subscription is being created
-    :ivar wanted: the state after all changes that wait to be written; None: the subscription is being deleted
-    :ivar appended: the state that was passed to the journal last
-    :ivar consumer: the present consumer; None: there is none
-    :ivar lease: the lease of a polling consumer between an answer and its acknowledgement; None: there is none
-    :ivar active: when a consumer last used it or had nothing left to read, in microseconds since 1970 UTC
-    :ivar pattern: the pattern of the streams; None: the subscription has a single stream
-    :ivar members: the streams that match the pattern; None: the subscription has a single stream
-    :ivar oldest: number and time of the oldest record that is not acknowledged, by stream, when it was last looked up
+    :ivar saved: its state with all changes that were appended, durable or not: the state that a checkpoint stores
+    :ivar tracks: its streams, each with the progress in it
+    :ivar appended: how many changes were appended; *durable* is how many of them are durable
+    :ivar active: when a record was acknowledged or settled last, in microseconds since 1970 UTC
+    :ivar gone: whether it was deleted
+    :ivar oldest: number and time of the oldest record that is not final, by stream, when it was last looked up
+    :ivar left_out: the streams that match the pattern and are not in *tracks*, because there was no room
     """
 
+    table: SubscriptionTable
     name: str
-    wanted: Position | None
-    stored: Position | None = None
-    appended: Position | None = None
-    consumer: Consumer | None = None
-    lease: PollLease | None = None
+    saved: SavedSubscription
     active: int = 0
-    pattern: Pattern | None = None
-    members: set[str] | None = None
-    oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    writing: bool = False
-    #: the network for which the subscription counts
-    creator: str = ""
-    #: whether a stream that matches the pattern was left out, because the limit leaves no room for it
-    full: bool = False
-    waiting: list[Deferred[None]] = attrs.field(factory=list)
+    options: SubscriptionOptions = attrs.field(init=False)
+    tracks: Mapping[str, Track] = attrs.field(factory=dict, init=False)
+    pattern: Pattern | None = attrs.field(default=None, init=False)
+    appended: int = attrs.field(default=0, init=False)
+    durable: int = attrs.field(default=0, init=False)
+    gone: bool = attrs.field(default=False, init=False)
+    oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict, init=False)
+    left_out: set[str] = attrs.field(factory=set, init=False)
+    _after: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.options = self.saved.options
+        if self.options.pattern:
+            # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
+            self.pattern = Pattern(self.options.stream)
 
     @property
-    def state(self) -> Position:
-        """Return the state that is on disk.
+    def epoch(self) -> int:
+        """Return the latest epoch: a number that is raised when the subscription is rewound, and by each new holder."""
+        return self.saved.epoch
 
-        :raises NoSuchSubscription: the subscription was deleted
+    @property
+    def places(self) -> dict[str, int]:
+        """Return the durable floor of each stream: the number up to which all records are final."""
+        return {stream: track.durable_floor for stream, track in self.tracks.items()}
+
+    def add_stream(self, stream: str, progress: StreamProgress) -> None:
+        """Add *stream* to the subscription."""
+        raise NotImplementedError
+
+    def numbers(self, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
+        """Convert *seq*, the position that a peer asks for, to a number for each stream.
+
+        :param seq: a number of each stream, which must be 0 with a pattern; None: the end of each stream
+        :raises InvalidPosition: a number is behind the end of its stream, or the stream is not one of these
         """
-        if self.stored is None:
-            raise NoSuchSubscription(f"subscription {self.name!r} was deleted")
-        return self.stored
+        bounds = self.table.journal.bounds
+        if seq and not isinstance(seq, Mapping) and self.pattern is not None:
+            raise InvalidPosition(
+                f"subscription {self.name!r} has the pattern {self.options.stream!r}: give a number for each stream"
+            )
+        if not isinstance(seq, Mapping):
+            return {each: bounds(each)[1] if seq is None else self._checked(each, seq) for each in self.tracks}
+        return {stream: self._checked(stream, number) for stream, number in seq.items()}
 
-    @property
-    def owner(self) -> str:
-        """Return the name of the consumer that may continue without taking over; empty if there is none."""
-        return "" if self.wanted is None else self.wanted.owner
+    def _checked(self, stream: str, number: int) -> int:
+        if stream not in self.tracks:
+            raise InvalidPosition(f"stream {stream[:80]!r} is not one of the streams of {self.name!r}")
+        last = self.table.journal.bounds(stream)[1]
+        if number > last:
+            raise InvalidPosition(f"invalid position {number} in stream {stream!r}, which ends at {last}")
+        return number
 
-    def detach(self, consumer: Consumer) -> None:
-        """Record that *consumer* has disconnected; do nothing if it is not the present consumer."""
-        if self.consumer is consumer:
-            self.consumer = None
+    def rewind(self, numbers: Mapping[str, int]) -> Deferred[Any]:
+        """Forget the progress in the streams of *numbers*, and continue behind these, in a new epoch."""
+        draft = Draft(epoch=self.epoch + 1, whole={"owner": ""})
+        for stream, seq in numbers.items():
+            draft.of(self.tracks[stream]).rewind = seq
+        return self.append(draft)
 
-    @property
-    def places(self) -> Mapping[str, int]:
-        """Return the durable number of each stream's last acknowledged record; empty before the creation is durable."""
-        if self.stored is None:
-            return {}
-        streams = (self.stored.stream,) if self.members is None else self.members
-        return {stream: self.stored.last(stream) for stream in streams}
+    def end(self, reason: FyrehoseError) -> None:
+        """End all that uses the subscription, which was deleted, or which another server has had meanwhile."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Write what the next start needs, because the server stops."""
+
+    def check(self, ends: Mapping[str, int]) -> None:
+        """Do what time demands; call it twice a second.
+
+        :param ends: the last durable number of each stream
+        """
+        if all(ends.get(stream, 0) <= track.durable_floor for stream, track in self.tracks.items()):
+            self.active = self.table.now()  # All records are final, so the subscription is not abandoned.
+
+    # What was appended.
+
+    def append(self, draft: Draft) -> Deferred[Any]:
+        """Append *draft*; return a Deferred that fires when it is durable."""
+        return self.table.append(self, draft)
+
+    def accept(self, draft: Draft) -> None:
+        """Change the state, because the journal has accepted *draft* (rule 20)."""
+        self.appended += 1
+        self.saved.apply_whole(draft.head())
+        if draft.epoch:
+            self.saved.rewinds += sum(change.rewind is not None for change in draft.changes.values())
+        self.take(draft)
+
+    def take(self, draft: Draft) -> None:
+        """Change the progress in each stream, because the journal has accepted *draft*."""
+        for track, change in draft.changes.items():
+            track.accept(change)
+
+    def settle(self, draft: Draft) -> None:
+        """Record that *draft*, the oldest one that was not durable, is durable."""
+        for track, change in draft.changes.items():
+            track.durable(change)
+        self.one_durable()
+
+    def one_durable(self) -> None:
+        """Record that the oldest change that was not durable is durable."""
+        self.durable += 1
+        while self._after and self._after[0][0] <= self.durable:
+            self._after.popleft()[1].callback(None)
+
+    def when_durable(self, change: int | None = None) -> Deferred[None]:
+        """Return a Deferred that fires when *change* is durable, the number of a change; None: the last one."""
+        number = self.appended if change is None else change
+        if number <= self.durable:
+            return succeed(None)
+        self._after.append((number, Deferred()))
+        return self._after[-1][1]
+
+
+def refusal_of(written: Deferred[Any]) -> BaseException | None:
+    """Return why an append was refused at once; None if it was accepted."""
+    result = written.result if written.called else None
+    return result.value if isinstance(result, Failure) else None

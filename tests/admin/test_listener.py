@@ -25,7 +25,7 @@ from fyrehose.errors import ConfigError, JournalCorrupt, MissingExtra
 from fyrehose.identity import Identity, digest
 from fyrehose.interfaces import JournalState
 from fyrehose.observe.meters import JournalMeters
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import ClientSide, Transport
 
 TOKEN = "0123456789abcdef"
@@ -218,13 +218,13 @@ def test_a_draining_server_is_healthy_but_not_ready(connect: Connect, watched: A
 
 def test_a_shared_subscription_is_shown_with_its_leases(connect: Connect, watched: Any) -> None:
     watched.publish(b"x", stream="jobs")
-    sharing = watched.broker.named.sharing
-    shared = sharing.create("a/b", ShareOptions(stream="jobs"), 1).result
+    sharing = watched.broker.named
+    shared = sharing.create("a.b", SubscriptionOptions(stream="jobs"), 1).result
     sharing.lease(shared, "w1", None, 1, 0)
-    found = connect().json("/api/subscriptions/a%2Fb")
+    found = connect().json("/api/subscriptions/a%2Eb")
     assert (found["in_flight"], found["leases"][0]["consumer"], found["dead_letters"]) == (1, "w1", [])
     assert connect().ask("/api/subscriptions/none")[0] == 404
-    watched.broker.shares.close()
+    watched.broker.table.close()
 
 
 def test_a_follower_does_not_show_shared_subscriptions(connect: Connect, watched: Any) -> None:

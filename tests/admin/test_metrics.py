@@ -24,7 +24,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, MemberStatus
 from fyrehose.records import Run
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import MemoryJournal
 
 log = Logger()
@@ -229,8 +229,8 @@ def test_metrics_of_named_subscriptions_are_exported_up_to_a_limit(watched: Any)
 
 def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     watched.publish(b"a", b"b", b"c")
-    sharing = watched.broker.named.sharing
-    shared = sharing.create("work", ShareOptions(stream="s"), 1).result
+    sharing = watched.broker.named
+    shared = sharing.create("work", SubscriptionOptions(stream="s"), 1).result
     leased = sharing.lease(shared, "w", None, 2, 0).result[0].lease
     sharing.act(shared, [Item("reject", leased.first, leased.first, leased.token)], "w")
     samples = scraped(watched.status)
@@ -238,8 +238,8 @@ def test_metrics_of_shared_subscriptions_are_exported(watched: Any) -> None:
     values = {"in_flight": 1, "dead_total": 1, "settled_total": 0, "lag_messages": 1, "held_until_timestamp_seconds": 0}
     for name, value in values.items():
         assert labelled(samples, f"fyrehose_subscription_{name}") == {("s", "work"): value}, name
-    sharing.table.delete(shared)
-    watched.broker.shares.close()
+    sharing.delete(shared)
+    watched.broker.table.close()
 
 
 @implementer(IJournal)

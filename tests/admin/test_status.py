@@ -21,7 +21,7 @@ from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import RecordingSink
 
 log = Logger()
@@ -260,8 +260,8 @@ def test_who_was_refused_last_is_listed_by_network(watched: Any) -> None:
 
 def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they_are_empty(watched: Any) -> None:
     watched.publish(*[b"x"] * 100)
-    sharing = watched.broker.named.sharing
-    shared = sharing.create("jobs", ShareOptions(stream="s"), 1).result
+    sharing = watched.broker.named
+    shared = sharing.create("jobs", SubscriptionOptions(stream="s"), 1).result
 
     def shown() -> tuple[object, object]:
         (found,) = watched.status.complete()["subscriptions"]["listed"]
@@ -284,9 +284,9 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
     assert shown() == (pytest.approx(200 / 30), 0)
     watched.clock.advance(120)
     assert shown() == (None, 0), "the last minute has one look only"
-    sharing.table.delete(shared)
+    sharing.delete(shared)
     assert watched.status.complete()["subscriptions"]["listed"] == []
-    watched.broker.shares.close()
+    watched.broker.table.close()
 
 
 def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:

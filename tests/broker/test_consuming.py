@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
-from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.consuming import NoSubscriptions
@@ -15,8 +14,8 @@ from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Identity
-from fyrehose.interfaces import FileLag, INamedSubscriptions
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.interfaces import FileLag
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import MemoryJournal
 
 POLICY = parse(
@@ -47,11 +46,6 @@ def refused(deferred: Any) -> bool:
     failures: list[Any] = []
     deferred.addErrback(failures.append)
     return bool(failures and failures[0].check(Forbidden))
-
-
-def test_both_kinds_provide_the_interface_of_named_subscriptions() -> None:
-    assert verifyObject(INamedSubscriptions, named_of(make(), "10.0.0.1"))
-    assert verifyObject(INamedSubscriptions, NoSubscriptions())
 
 
 def test_consuming_needs_the_right_to_consume() -> None:
@@ -96,14 +90,14 @@ def test_subscriptions_to_files_are_removed_by_peers_that_may_consume_everything
 def test_subscriptions_count_for_the_network_of_their_creator() -> None:
     broker = make()
     opened = named_of(broker, "10.0.0.1").open("mine", "logs.b", 0)
-    assert opened.result.state.creator == "10.0.0.1"
+    assert opened.result.options.creator.network == "10.0.0.1"
 
 
 def test_a_server_without_messages_has_no_subscriptions() -> None:
     named = NoSubscriptions()
     assert refused(named.open("n", "s", 0))
-    assert refused(named.sharing.create("n", ShareOptions(stream="s"), 1))
-    assert named.listed() == named.sharing.listed() == []
-    for table in (named, named.sharing):
+    assert refused(named.create("n", SubscriptionOptions(stream="s"), 1))
+    assert named.listed() == []
+    for find in (named.find, named.exclusive, named.shared, named.forget):
         with pytest.raises(Forbidden):
-            table.find("n")
+            find("n")

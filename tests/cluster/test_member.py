@@ -500,7 +500,7 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     new = next(server for server in cluster.leaders if server is not old)
     cluster.run(1)
-    assert new.broker.named.find("billing").state.seq == 3
+    assert new.broker.named.find("billing").seq == 3
     new.broker.publish([Run.of("s", [b"4"], source="t")], key="key").addCallback(keyed.append)
     cluster.run(1)
     assert keyed == [(4,), (4,)]

@@ -16,7 +16,7 @@ from fyrehose.errors import Following, FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 
 from .test_member import Cluster, Server
 
@@ -40,7 +40,7 @@ class Worker:
         return set(self.held)
 
     def act(self, server: Server, dice: Random) -> None:
-        sharing = server.broker.named.sharing
+        sharing = server.broker.named
         try:
             shared = sharing.find("work")
         except FyrehoseError:
@@ -136,22 +136,22 @@ def begin(cluster: Cluster, records: int, lease: int = LEASE) -> Server:
     leader = cluster.elect()
     leader.broker.publish([Run.of("jobs", [b"%d" % seq for seq in range(1, records + 1)], source="t")])
     created: list[Any] = []
-    options = ShareOptions(stream="jobs", lease=lease, limit=0, window=8)
-    leader.broker.named.sharing.create("work", options, 1).addCallback(created.append)
+    options = SubscriptionOptions(stream="jobs", lease=lease, limit=0, window=8)
+    leader.broker.named.create("work", options, 1).addCallback(created.append)
     cluster.run(2, until=lambda: bool(created))
     assert created
     return leader
 
 
 def lease(cluster: Cluster, server: Server, most: int, wait: float = 1) -> list[int]:
-    sharing, found = server.broker.named.sharing, []
+    sharing, found = server.broker.named, []
     sharing.lease(sharing.find("work"), "w", None, most, wait).addCallback(found.append)
     cluster.run(wait + 2, until=lambda: bool(found))
     return [seq for part in found[0] for seq in range(part.lease.first, part.lease.last + 1)]
 
 
 def settle(cluster: Cluster, server: Server, first: int, last: int, token: tuple[int, int]) -> list[str]:
-    sharing, found = server.broker.named.sharing, []
+    sharing, found = server.broker.named, []
     sharing.act(sharing.find("work"), [Item("done", first, last, token)], "w").addCallback(found.append)
     cluster.run(2, until=lambda: bool(found))
     return [why for _, why in found[0].refused]
@@ -169,7 +169,7 @@ def test_a_leader_that_was_cut_off_leases_nothing_when_another_one_may_lead(clus
     assert not old.journal.standing.leads_alone
     assert not any(server.role is State.LEADER for server in others)
     waiting: list[Any] = []
-    sharing = old.broker.named.sharing
+    sharing = old.broker.named
     sharing.lease(sharing.find("work"), "w", None, 1, 1).addBoth(waiting.append)
     cluster.run(1)
     assert old.journal.state is JournalState.WRITABLE, "it does not know yet"
@@ -185,7 +185,7 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     cluster.run(30, until=lambda: len(cluster.leaders) == 2)
     new = next(server for server in cluster.leaders if server is not old)
     cluster.run(1, until=lambda: new.journal.state is JournalState.WRITABLE)
-    shared = new.broker.named.sharing.find("work")
+    shared = new.broker.named.find("work")
     assert shared.pool.before == 1
     assert settle(cluster, new, 2, 2, (1, 1)) == [], "the worker that has it settles it there"
     leased = lease(cluster, new, 9)
@@ -203,11 +203,11 @@ def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(clus
     follower.stop()
     follower.start()
     cluster.run(1)
-    sharing = follower.broker.named.sharing
+    sharing = follower.broker.named
     assert sharing.listed() == []
     with pytest.raises(Following):
         sharing.show(sharing.find("work"))
-    assert [each["name"] for each in leader.broker.named.sharing.listed()] == ["work"]
+    assert [each["name"] for each in leader.broker.named.listed()] == ["work"]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -233,14 +233,14 @@ def test_each_record_has_one_worker_and_one_result_over_take_overs(cluster: Clus
             server.start()
     for _ in range(100):
         pool.run(3, dice)
-        shares = [server.broker.shares.entries["work"] for server in cluster.leaders if not server.broker.follows]
+        shares = [server.broker.table.entries["work"] for server in cluster.leaders if not server.broker.follows]
         if any(share.pool.lanes["jobs"].progress.final.floor == records for share in shares):
             break
     pool.run(3, dice)
     cluster.settle()
     assert pool.violations == []
     (leader,) = cluster.leaders
-    assert leader.broker.shares.entries["work"].pool.lanes["jobs"].progress.counts["settled"] == records
+    assert leader.broker.table.entries["work"].pool.lanes["jobs"].progress.counts["settled"] == records
     found: list[bytes] = []
     while runs := leader.journal.read("results", len(found) + 1, 1 << 20):
         found += [record.payload for run in runs for record in run.records()]

@@ -28,8 +28,7 @@ from fyrehose.records import MAX_NAME, Record, Run
 from fyrehose.routes import Routes, routes
 from fyrehose.server.config import ServerSettings
 from fyrehose.spans import merged
-from fyrehose.subscriptions.positions import Position, SavedPositions
-from fyrehose.subscriptions.positions import pack as pack_positions
+from fyrehose.subscriptions.progress import SavedSubscription, SavedSubscriptions, SubscriptionOptions, pack_checkpoint
 from fyrehose.subscriptions.settling import settling
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.tokens import authorization, same, token_in
@@ -213,14 +212,20 @@ def key_record(text: str) -> object:
     return found is not None and (found.name, found.holder) == (known.name, known.holder)
 
 
-def position_record(text: str) -> object:
-    position = Position(stream=text, seq=0, owner=text, creator=text, streams={text: 7})
-    kept = SavedPositions()
-    kept.apply(record_of(pack_positions({text: position}, None)))
-    return kept.positions == {text: position}
+def subscription_record(text: str) -> object:
+    saved = SavedSubscription(SubscriptionOptions(stream=text, dead=text), owner=text)
+    saved.progress(text).reach = 7
+    found = SavedSubscriptions()
+    (payload,) = pack_checkpoint({text: saved})
+    found.apply(record_of(payload))
+    return found.entries[text].packed().keys() == saved.packed().keys() and (
+        found.entries[text].owner,
+        found.entries[text].options,
+        found.entries[text].progress(text).reach,
+    ) == (text, saved.options, 7)
 
 
-@pytest.mark.parametrize("stored", [key_record, position_record])
+@pytest.mark.parametrize("stored", [key_record, subscription_record])
 @pytest.mark.parametrize("text", NAMES)
 def test_record_of_the_server_is_read_as_it_was_written(stored: Callable[[str], object], text: str) -> None:
     assert stored(text), f"a record with {text!r} is read as another one"

@@ -18,7 +18,7 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import RecordingSink
 from tests.doubles.files import FaultyFiles
 
@@ -55,7 +55,7 @@ REQUESTS: dict[str, Callable[[Alone], Deferred[Any]]] = {
     "publish once": lambda alone: alone.broker.publish([Run.of("s", [b"x"], source="test")], key="key"),
     "retire": lambda alone: alone.broker.retire(["s"]),
     "named": lambda alone: alone.broker.named.open("n", "s", 0),
-    "shared": lambda alone: alone.broker.shares.create("w", ShareOptions(stream="s"), {"s": 0}),
+    "shared": lambda alone: alone.broker.table.create("w", SubscriptionOptions(stream="s"), {"s": 0}),
 }
 
 

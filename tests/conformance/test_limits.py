@@ -66,7 +66,7 @@ BOUNDARIES = {
         "tests/conformance/test_memory_limits.py::test_publishes_in_flight_are_accepted_up_to_the_limit_of_all_connections"
     ),
     "server.streams_per_address": "tests/broker/test_quotas.py::test_one_stream_beyond_the_default_number_is_refused",
-    "server.named_subscriptions": "tests/subscriptions/test_named.py::test_the_number_of_subscriptions_is_limited",
+    "server.named_subscriptions": "tests/subscriptions/test_exclusive.py::test_the_number_of_subscriptions_is_limited",
     "server.subscriptions_per_address": (
         "tests/broker/test_quotas.py::test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused"
     ),

@@ -24,7 +24,7 @@ from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.records import Run
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "monitoring"
@@ -51,7 +51,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker = Broker(clock, Member(clock, tmp_path_factory.mktemp("j"), worker=InlineWorker()), Sequencer())
     broker.open()
     broker.publish([Run.of("s", [b"x"], source="figg")])
-    broker.named.sharing.create("work", ShareOptions(stream="s"), 1)
+    broker.named.create("work", SubscriptionOptions(stream="s"), 1)
     broker.counters.refuse(Logger(), "figg", "too-large", "x")
     broker.counters.add("figg", "skipped")
     broker.counters.writers.connected("web-1", "filebeat 8.19.0", "10.0.0.1:5000").acknowledged_at = 0.0

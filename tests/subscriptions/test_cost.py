@@ -14,7 +14,7 @@ import pytest
 
 from fyrehose.subscriptions.lane import Draft, Lane
 from fyrehose.subscriptions.pool import Item, LeasePool
-from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
+from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
 from tests.doubles.references import references
 
 from .test_table import World as Table
@@ -26,14 +26,14 @@ class World:
     def __init__(self, *streams: str, last: int, **options: int) -> None:
         self.last = dict.fromkeys(streams, last)
         self.now = 0.0
-        self.pool = LeasePool(ShareOptions(stream="*", **options), self.append, lambda: self.now)
+        self.pool = LeasePool(SubscriptionOptions(stream="*", **options), self.append, lambda: self.now)
         for name in streams:
             self.pool.lanes[name] = self.lane(name)
         while not self.pool.lease("first", None, 1):
             pass
 
     def lane(self, stream: str) -> Lane:
-        return Lane(self.pool, stream, StreamProgress(), lambda: (1, self.last[stream]))
+        return Lane(stream, StreamProgress(), self.pool, lambda: (1, self.last[stream]))
 
     def append(self, draft: Draft) -> bool:
         self.pool.accept(draft)

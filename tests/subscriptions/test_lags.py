@@ -7,12 +7,12 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.consuming import describe
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.records import Run
+from fyrehose.subscriptions.description import describe
+from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.lags import LOOKS
-from fyrehose.subscriptions.named import CHECK
-from fyrehose.subscriptions.subscription import Named
+from fyrehose.subscriptions.table import CHECK
 from fyrehose.testing import MemoryJournal
 
 
@@ -31,8 +31,8 @@ class World:
     def publish(self, count: int, stream: str) -> None:
         self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
 
-    def open(self, stream: str, pattern: bool = False) -> Named:
-        opened: list[Named] = []
+    def open(self, stream: str, pattern: bool = False) -> ExclusiveSubscription:
+        opened: list[ExclusiveSubscription] = []
         self.named.open("n", stream, 0, pattern).addCallback(opened.append)
         return opened[0]
 
@@ -45,7 +45,7 @@ def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
     assert world.table.lags.of(named) == (10, 4.0)
     world.named.acknowledge(named, 10)
     assert world.table.lags.of(named) == (0, 0.0)
-    assert describe(world.table, named)["lag_seconds"] == 0.0
+    assert describe(named)["lag_seconds"] == 0.0
 
 
 def test_records_that_retention_deleted_are_no_lag() -> None:
@@ -69,7 +69,7 @@ def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
         "logs.a": {"position": 10, "lag": 0, "lag_seconds": 0.0},
         "logs.b": {"position": 9, "lag": 1, "lag_seconds": 4.0},
     }
-    assert "positions" not in describe(world.table, named)
+    assert "positions" not in describe(named)
 
 
 def test_one_check_reads_a_limited_number_of_streams_and_the_next_continues() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
 from fyrehose.subscriptions.pool import MOST_CONSUMERS, Item, LeasePool, backoff
-from fyrehose.subscriptions.progress import ShareOptions, StreamProgress
+from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
 
 
 class World:
@@ -24,11 +24,11 @@ class World:
     ) -> None:
         self.now, self.oldest, self.last, self.trusted, self.full = 0.0, 1, 10, True, False
         self.waiting: list[Draft] = []
-        chosen = ShareOptions(stream="s", **{"lease": 10, "limit": 3, "window": 4, **options})
+        chosen = SubscriptionOptions(stream="s", **{"lease": 10, "limit": 3, "window": 4, **options})
         self.pool = LeasePool(chosen, self.append, lambda: self.now, lambda: self.trusted, before=before)
         for stream in streams or ("s",):
             done, keys = progress or StreamProgress(), self.keys if keyed else None
-            self.pool.lanes[stream] = Lane(self.pool, stream, done, self.bounds, keys)
+            self.pool.lanes[stream] = Lane(stream, done, self.pool, self.bounds, keys)
 
     @property
     def lane(self) -> Lane:
@@ -296,7 +296,7 @@ def test_a_start_with_many_separate_failures_looks_at_each_record_few_times() ->
     before.apply({"reach": 1_000, "ends": [[seq, seq, 1, 1] for seq in range(1, 1_000, 2)]})
     world = World(window=1_000)
     world.last = 1_000
-    assert len(Lane(world.pool, "t", before, world.bounds).spans) == 1_000
+    assert len(Lane("t", before, world.pool, world.bounds).spans) == 1_000
     assert next(world.pool.order) < 3_000, "each alarm and each place in a queue takes a number"
 
 

@@ -27,19 +27,11 @@ from fyrehose.interfaces import JournalState
 from fyrehose.net.inflight import InFlight
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
+from fyrehose.subscriptions.description import describe
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import STREAM, Creator, ShareOptions
-from fyrehose.subscriptions.sharing import describe
-from fyrehose.subscriptions.table import (
-    ANSWER_BYTES,
-    CHECK,
-    ENTRY_BYTES,
-    LETTER_BYTES,
-    MOST_LETTERS,
-    LeasedRun,
-    RunReader,
-    SharedSubscription,
-)
+from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
+from fyrehose.subscriptions.shared import ANSWER_BYTES, LETTER_BYTES, MOST_LETTERS, LeasedRun, SharedSubscription
+from fyrehose.subscriptions.table import CHECK, ENTRY_BYTES, RunReader
 from fyrehose.testing import MemoryJournal
 
 #: What a server is that leads a cluster unless another one has taken over meanwhile.
@@ -53,7 +45,7 @@ class World:
         self.journal, self.clock = journal or MemoryJournal(), Clock()
         self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
         self.broker.open()
-        self.table = self.broker.shares
+        self.table = self.broker.table
         if journal is None:
             self.publish(*[b"x"] * 10)
 
@@ -61,16 +53,18 @@ class World:
         self.broker.publish([Run.of("s", payloads, source="test")])
 
     def create(self, name: str = "work", first: int = 0, **options: Any) -> SharedSubscription:
-        created: SharedSubscription = self.table.create(name, ShareOptions(stream="s", **options), {"s": first}).result
+        created: SharedSubscription = self.table.create(
+            name, SubscriptionOptions(stream="s", **options), {"s": first}
+        ).result
         return created
 
     def lease(self, shared: SharedSubscription, most: int = 1, consumer: str = "w", wait: float = 0) -> Any:
-        return self.table.lease(shared, consumer, None, most, wait)
+        return shared.lease(consumer, None, most, wait)
 
     def settle(self, shared: SharedSubscription, found: list[LeasedRun], **how: Any) -> Any:
         leases = [part.lease for part in found]
         items = [Item("done", each.first, each.last, each.token) for each in leases]
-        return self.table.act(shared, items, "w", **how)
+        return shared.act(items, "w", **how)
 
 
 def seqs(answer: Any) -> list[int]:
@@ -108,7 +102,7 @@ def test_subscription_whose_check_fails_is_named_and_does_not_stop_the_others(lo
     world = World(journal)
     for stream in ("bad", "s"):
         world.broker.publish([Run.of(stream, [b"x"], source="test")])
-    world.table.create("poisoned", ShareOptions(stream="bad"), {"bad": 0})
+    world.table.create("poisoned", SubscriptionOptions(stream="bad"), {"bad": 0})
     shared = world.create(lease=1)
     world.lease(shared)
     waiting = world.lease(shared, consumer="v", wait=30)
@@ -116,7 +110,7 @@ def test_subscription_whose_check_fails_is_named_and_does_not_stop_the_others(lo
     world.clock.pump([1.0] * 5)
     assert seqs(waiting) == [1]
     assert [formatEvent(event) for event in logged_errors.take()] == [
-        "checking shared subscription 'poisoned' failed, and is tried again; please report this bug"
+        "checking subscription 'poisoned' failed, and is tried again; please report this bug"
     ]
 
 
@@ -197,7 +191,7 @@ def test_memory_of_a_subscription_is_charged_and_released() -> None:
     shared = world.create(window=1_000)
     assert world.broker.budget.kept == 1_000 * ENTRY_BYTES + ENTRY
     assert isinstance(
-        failure(world.table.create("b", ShareOptions(stream="s", window=4_000), {"s": 0})), NoRoomForSubscription
+        failure(world.table.create("b", SubscriptionOptions(stream="s", window=4_000), {"s": 0})), NoRoomForSubscription
     )
     world.table.delete(shared)
     assert world.broker.budget.kept == 0
@@ -208,10 +202,10 @@ def test_one_creator_leaves_memory_and_places_to_others() -> None:
     greedy, honest = (Creator(host=f"10.0.0.{number}") for number in (1, 2))
     made = 0
     for number in range(20):
-        options = ShareOptions(stream="s", window=2_000, creator=greedy)
+        options = SubscriptionOptions(stream="s", window=2_000, creator=greedy)
         made += failure(world.table.create(f"greedy-{number}", options, {"s": 0})) is None
     assert 0 < made <= 4
-    assert failure(world.table.create("honest", ShareOptions(stream="s", creator=honest), {"s": 0})) is None
+    assert failure(world.table.create("honest", SubscriptionOptions(stream="s", creator=honest), {"s": 0})) is None
 
 
 def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
@@ -220,12 +214,12 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     for stream in ("logs.a", "logs.b", "logs.c"):
         world.broker.publish([Run.of(stream, [b"x", b"y"], source="test")])
     floors = dict.fromkeys(("logs.a", "logs.b", "logs.c"), 1)
-    shared = world.table.create("logs", ShareOptions(stream="logs.*", pattern=True), floors).result
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True), floors).result
     assert (len(shared.pool.lanes), sorted(shared.left_out)) == (2, ["logs.c"])
     for other in others:
         world.table.delete(other)
     world.clock.advance(CHECK)
-    assert (len(shared.pool.lanes), shared.left_out) == (3, {})
+    assert (len(shared.pool.lanes), shared.left_out) == (3, set())
     assert sum(len(part.lease) for part in world.lease(shared, 9).result) == 3, "those behind the first of each"
 
 
@@ -233,7 +227,10 @@ def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     world = World()
     world.create()
     world.broker.named.open("exclusive", "s", 0)
-    for name, options in (("exclusive", ShareOptions(stream="s")), ("work", ShareOptions(stream="s", lease=7))):
+    for name, options in (
+        ("exclusive", SubscriptionOptions(stream="s")),
+        ("work", SubscriptionOptions(stream="s", lease=7)),
+    ):
         assert isinstance(failure(world.table.create(name, options, {"s": 0})), SubscriptionConflict)
     assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
 
@@ -242,7 +239,7 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     world = World()
     world.journal.auto = False
     first, same, other = (
-        world.table.create("work", ShareOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
+        world.table.create("work", SubscriptionOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
     )
     world.journal.commit()
     assert same.result is first.result
@@ -256,7 +253,7 @@ def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over(
     world.journal.auto, world.journal.cluster = False, DOUBTED
     leased = world.lease(shared, consumer="w2")
     lease = found.lease
-    extended = world.table.act(shared, [Item("extend", 1, 1, lease.token)], "w1")
+    extended = shared.act([Item("extend", 1, 1, lease.token)], "w1")
     assert (leased.called, extended.called) == (False, False)
     world.journal.cluster = Standing()  # What was appended to find out is in the shared log.
     world.journal.commit()
@@ -271,13 +268,13 @@ def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_l
     shared = world.create()
     world.lease(shared)
     item = Item("done", 1, 1, (2, 1))
-    assert world.table.act(shared, [item], "w").result.refused == [(item, "lease-lost")]
+    assert shared.act([item], "w").result.refused == [(item, "lease-lost")]
     world.journal.auto, world.journal.cluster = False, DOUBTED
-    told = [world.table.act(shared, [item], "w") for _ in range(2)]
+    told = [shared.act([item], "w") for _ in range(2)]
     assert not any(each.called for each in told)
     world.journal.commit()
     assert [each.result.refused for each in told] == [[(item, "lease-lost")]] * 2
-    deposed = world.table.act(shared, [item], "w")
+    deposed = shared.act([item], "w")
     world.journal.enter(JournalState.READ_ONLY, "another server leads")
     assert not deposed.called
 
@@ -323,7 +320,7 @@ def test_a_checkpoint_has_what_is_being_created() -> None:
     world = World()
     world.create()
     world.journal.auto = False
-    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    world.table.create("other", SubscriptionOptions(stream="s"), {"s": 0})
     world.journal.keeper.sealed = True
     world.clock.advance(2)
     world.journal.commit()
@@ -337,7 +334,7 @@ def test_tokens_from_before_a_rewind_are_refused_while_it_is_being_written() -> 
     shared = world.create()
     found = world.lease(shared, 2).result
     world.journal.auto = False
-    rewound = world.table.rewind(shared, {"s": 0})
+    rewound = shared.rewind({"s": 0})
     refused = world.settle(shared, found)
     leased = world.lease(shared, 2, wait=30)
     assert (rewound.called, refused.called, leased.called) == (False, False, False)
@@ -364,7 +361,7 @@ def test_each_change_of_a_request_is_durable_before_its_answer(kind: str) -> Non
     shared = world.create(limit=1, dead="dead")
     (found,) = world.lease(shared).result
     world.journal.auto = False
-    answer = world.table.act(shared, [Item(kind, 1, 1, found.lease.token)], "w")
+    answer = shared.act([Item(kind, 1, 1, found.lease.token)], "w")
     assert not answer.called
     world.journal.commit()
     assert answer.called
@@ -380,13 +377,13 @@ def test_nothing_happens_of_a_request_that_is_refused() -> None:
     items = [Item("done", 1, 1, done.token), Item("reject", 2, 2, rejected.token, why="no")]
     before = world.journal.bounds(STREAM)[1]
     results = [Run.of("secret", [b"x"], source="test")]
-    refused = world.table.act(shared, items, "w", results, peer.publish)
+    refused = shared.act(items, "w", results, peer.publish)
     assert isinstance(failure(refused), Forbidden)
     why = [Item("reject", 2, 2, rejected.token, why="\ud800")]
-    assert isinstance(failure(world.table.act(shared, why, "w")), InvalidRun)
+    assert isinstance(failure(shared.act(why, "w")), InvalidRun)
     assert (shared.pool.leased, world.journal.bounds("dead")[1], world.journal.bounds(STREAM)[1]) == (2, 0, before)
     results = [Run.of("out", [b"x"], source="test")]
-    assert world.table.act(shared, items, "w", results, peer.publish).result.refused == []
+    assert shared.act(items, "w", results, peer.publish).result.refused == []
     assert (world.journal.bounds("out")[1], world.journal.bounds("dead")[1]) == (1, 1)
 
 
@@ -424,9 +421,9 @@ def test_a_request_rejects_what_one_turn_can_copy_and_refuses_the_rest_for_later
     world.publish(*[bytes(LETTER_BYTES // 2)] * 4)
     shared = world.create(dead="dead", first=10)
     found = world.lease(shared, 4).result[0]
-    outcome = world.table.act(shared, [Item("reject", 11, 14, found.lease.token, why="no")], "w").result
+    outcome = shared.act([Item("reject", 11, 14, found.lease.token, why="no")], "w").result
     assert [(item.first, item.last, why) for item, why in outcome.refused] == [(13, 14, "later")]
-    outcome = world.table.act(shared, [Item("reject", 13, 14, found.lease.token, why="no")], "w").result
+    outcome = shared.act([Item("reject", 13, 14, found.lease.token, why="no")], "w").result
     assert (outcome.refused, world.journal.bounds("dead")[1]) == ([], 4)
 
 
@@ -435,7 +432,7 @@ def test_the_records_of_a_dead_worker_are_released() -> None:
     shared = world.create()
     world.lease(shared, 3, "dead worker")
     world.lease(shared, 1, "other")
-    assert world.table.release(shared, "dead worker").result == 3
+    assert shared.release("dead worker").result == 3
     assert seqs(world.lease(shared, 9, "other")) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
@@ -475,21 +472,21 @@ def test_what_waits_for_its_workers_after_a_start_is_shown_with_the_time_until_t
     world = World()
     shared = world.create(lease=30)
     world.settle(shared, world.lease(shared).result)
-    assert describe(world.table, shared)["held_until"] is None
+    assert describe(shared)["held_until"] is None
     world.lease(shared, most=2)
     again = World(world.journal)
     again.table.now = lambda: 5_000_000
     (found,) = again.table.entries.values()
     again.clock.advance(10)
-    assert describe(again.table, found)["held_until"] == 25_000_000
+    assert describe(found)["held_until"] == 25_000_000
     again.clock.advance(20)
-    assert describe(again.table, found)["held_until"] is None
+    assert describe(found)["held_until"] is None
 
 
 def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it() -> None:
     world = World()
     world.journal.auto = False
-    world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {})
+    world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True), {})
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
     first, rest = world.journal.pending[:1], world.journal.pending[1:]
     world.journal.pending = first
@@ -502,8 +499,8 @@ def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it
 
 def test_a_pattern_without_streams_is_rewound() -> None:
     world = World()
-    shared = world.table.create("work", ShareOptions(stream="logs.*", pattern=True), {}).result
-    assert failure(world.table.rewind(shared, {})) is None
+    shared = world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True), {}).result
+    assert failure(shared.rewind({})) is None
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
     assert seqs(world.lease(shared)) == [1]
 
@@ -516,9 +513,9 @@ def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     results = [Run.of("results", [b"done"], source="test")]
     peer = world.broker.identified(Identity())
     # A commit settles the appends of an owner together: those of the server, the rewind among them, before the peer's.
-    world.table.create("other", ShareOptions(stream="s"), {"s": 0})
+    world.table.create("other", SubscriptionOptions(stream="s"), {"s": 0})
     settled = world.settle(shared, found, runs=results, publish=peer.publish)
-    rewound = world.table.rewind(shared, {"s": 0})
+    rewound = shared.rewind({"s": 0})
     world.journal.commit()
     assert settled.called
     assert rewound.called
@@ -529,8 +526,8 @@ def test_a_second_rewind_follows_the_first() -> None:
     world = World()
     shared = world.create()
     world.journal.auto = False
-    world.table.rewind(shared, {"s": 3})
-    world.table.rewind(shared, {"s": 5})
+    shared.rewind({"s": 3})
+    shared.rewind({"s": 5})
     world.journal.auto = True
     world.journal.commit()
     assert seqs(world.lease(shared)) == [6]
@@ -554,7 +551,7 @@ def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_nam
     world.lease(new)
     lease = leased.lease
     item = Item("done", lease.first, lease.last, lease.token)
-    refused = world.table.act(new, [item], "w").result.refused
+    refused = new.act([item], "w").result.refused
     assert [why for _, why in refused] == ["lease-lost"]
     assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
 
@@ -564,7 +561,7 @@ def test_dead_letters_are_published_again_once_although_the_subscription_is_anot
     for _ in range(2):
         shared = world.create(dead="dead")
         leased = world.lease(shared).result[0].lease
-        world.table.act(shared, [Item("reject", 1, 1, leased.token, why="no")], "w")
-        assert world.table.redrive(shared, world.broker.publish).result == (1, 0)
+        shared.act([Item("reject", 1, 1, leased.token, why="no")], "w")
+        assert shared.redrive(world.broker.publish).result == (1, 0)
         world.table.delete(shared)
     assert world.journal.bounds("s")[1] == 12

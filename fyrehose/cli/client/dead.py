@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import attrs
@@ -31,7 +32,7 @@ LEASE_S = 5
 #: The name under which the command leases letters.
 CONSUMER = "fyrehose dead"
 #: The source of the dead letters of shared subscriptions.
-_SHARED = "server-shared"
+_SHARED = "server-subscriptions"
 
 _of_a_server = asks("http")
 _streams = click.option(
@@ -115,7 +116,7 @@ class Desk:
     @property
     def subscription(self) -> str:
         """Return the name of the shared subscription that records which letters were replayed or deleted."""
-        return f"dead:{self.pattern}"
+        return f"dead-letters-{sha256(self.pattern.encode(errors='surrogateescape')).hexdigest()[:16]}"
 
     def __enter__(self) -> Desk:
         options = {"match": self.pattern, "lease": LEASE_S, "limit": 0, "window": MOST, "most": MOST}

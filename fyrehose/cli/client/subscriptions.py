@@ -187,7 +187,7 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     if each["kind"] == "files":
         return each["name"], "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
     shared = each["kind"] == "shared"
-    seconds = (each["oldest_unsettled_seconds"] or None) if shared else each.get("lag_seconds") if each["lag"] else None
+    seconds = (each.get("oldest_unsettled_seconds") or None) if shared else each.get("lag_seconds") if each["lag"] else None
     return (
         each["name"],
         each["stream"],
@@ -209,6 +209,6 @@ def _consumer(each: dict[str, Any]) -> str:
     """Return the consumer; for a shared subscription, the numbers of leased and of failed records."""
     if each["kind"] != "shared":
         return "connected" if each.get("consumer") else ""
-    counts = {"leased": each["in_flight"], "delayed": each["delayed"], "dead": each["dead_total"]}
-    state = ["paused"] if each["paused"] else ["window full"] if each["window_full"] else []
+    counts = {"leased": each.get("in_flight", 0), "delayed": each.get("delayed", 0), "dead": each["dead_total"]}
+    state = ["paused"] if each["paused"] else ["window full"] if each.get("window_full") else []
     return ", ".join([*state, *(f"{count:,} {what}" for what, count in counts.items() if count)])

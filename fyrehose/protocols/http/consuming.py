@@ -36,7 +36,7 @@ class Consumption:
     connection: HttpProtocol
     event: Read | Live
     _named: Any = attrs.field(default=None, init=False)
-    _position: Any = attrs.field(default=None, init=False)
+    _generation: int = attrs.field(default=0, init=False)
     #: the subscriptions that report new records while the request waits for one
     _waiting: list[ISubscription] = attrs.field(factory=list, init=False)
     #: by stream, the number of the last record that the answer contains or may contain
@@ -58,7 +58,7 @@ class Consumption:
 
             def acknowledge(named: Any) -> Deferred[Any]:
                 stored: Deferred[Any] = broker.named.acknowledge(named, seen)
-                return stored.addCallback(lambda _: named)
+                return stored
 
             opened.addCallback(acknowledge)
         self.connection.call(opened, self._opened)
@@ -70,7 +70,7 @@ class Consumption:
         if named is not None:
             named.detach(self)
             if isinstance(self.event, Read):
-                self.connection.broker.named.hold(named, self._holder, self.event.lease, self._sent)
+                named.hold(self._holder, self.event.lease, self._sent)
 
     def sent(self, stream: str, seq: int) -> None:
         """Record that the answer was sent completely, and that record *seq* of *stream* was its last one."""
@@ -109,10 +109,10 @@ class Consumption:
         connection, event = self.connection, self.event
         if not connection.answering:
             return
-        self._position = connection.broker.named.attach(named, self, takeover=event.takeover, holder=self._holder)
+        self._generation = connection.broker.named.attach(named, self, takeover=event.takeover, holder=self._holder)
         self._named = named
         if isinstance(event, Live):
-            connection.follow(event, self._position.seq, self._headers, self._place)
+            connection.follow(event, named.last(event.stream), self._headers, self._place)
         elif not event.wait or any(self._unread(stream) for stream in self._streams):
             self._answer()
         else:
@@ -127,20 +127,20 @@ class Consumption:
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {"Fyrehose-Generation": str(self._position.generation)}
+        return {"Fyrehose-Generation": str(self._generation)}
 
     @property
     def _streams(self) -> list[str]:
-        return list(self._named.places)
+        return list(self._named.tracks)
 
     def _place(self, stream: str) -> int | None:
         """Return the acknowledged number of *stream*; None if the subscription does not cover *stream*."""
-        return int(self._position.last(stream)) if stream in self._named.members else None
+        return int(self._named.last(stream)) if stream in self._named.tracks else None
 
     def _unread(self, stream: str) -> int:
         """Return the number of records of *stream* that are not acknowledged."""
         oldest, last = self.connection.broker.bounds(stream)
-        return int(max(0, last - max(self._position.last(stream), oldest - 1)))
+        return int(max(0, last - max(self._named.last(stream), oldest - 1)))
 
     def _wait(self, seconds: float) -> None:
         """Answer as soon as there is a record to read, or after *seconds*."""
@@ -152,12 +152,12 @@ class Consumption:
         self.connection.timers.start(seconds, self._answer)
 
     def _watch(self, stream: str) -> None:
-        waiting = self.connection.broker.subscribe(stream, self._position.last(stream), self)
+        waiting = self.connection.broker.subscribe(stream, self._named.last(stream), self)
         self._waiting.append(waiting)
         waiting.resumeProducing()
 
     def _created(self, stream: str) -> None:
-        if stream not in self._named.members:
+        if stream not in self._named.tracks:
             return
         try:
             self._watch(stream)
@@ -172,7 +172,7 @@ class Consumption:
             parts = self._parts(self.event.limit)
         else:
             stream, (oldest, last) = self.event.stream, self.connection.broker.bounds(self.event.stream)
-            parts = [(stream, max(self._position.seq + 1, oldest), last)]
+            parts = [(stream, max(self._named.last(stream) + 1, oldest), last)]
         self._sent = {stream: last for stream, _, last in parts if self.event.limit}
         self.connection.read(self.event, parts, self._headers)
 
@@ -188,7 +188,7 @@ class Consumption:
             if take > limit:
                 break
             limit -= take
-            first = max(self._position.last(stream) + 1, self.connection.broker.bounds(stream)[0])
+            first = max(self._named.last(stream) + 1, self.connection.broker.bounds(stream)[0])
             parts.append((stream, first, first + take - 1))
         return parts
 

@@ -1,6 +1,6 @@
-"""Carry out one request about named subscriptions or shared ones: the paths are in managing.py.
+"""Carry out one request about a subscription: the paths are in managing.py.
 
-Manage -> broker.named, or broker.named.sharing -> the answer: an object, its bytes, or None for an empty answer
+Manage -> broker.named -> the answer: an object, its bytes, or None for an empty answer
 """
 
 from __future__ import annotations
@@ -11,78 +11,67 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
-from fyrehose.errors import NoSuchSubscription, SubscriptionConflict
-from fyrehose.protocols.http.managing import BODIES, Manage
+from fyrehose.errors import NoSuchSubscription
+from fyrehose.protocols.http.managing import Manage
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.subscriptions.settling import answer_to
-from fyrehose.subscriptions.table import LeasedRun
+from fyrehose.subscriptions.shared import LeasedRun
 
 
 def carry_out(event: Manage, named: Any, producer: str, longest_wait: float) -> Any:
     """Carry out a request about one subscription.
 
-    :param named: the broker's named subscriptions, with the permissions of the peer
+    :param named: the broker's subscriptions, with the permissions of the peer
     :param producer: the producer of the results that the request publishes
     :param longest_wait: the longest time that a request waits for records, in seconds
     :return: the answer, or a Deferred of the answer; cancelling the Deferred of a request for records ends the request
     """
+    name, stream, work = event.name, event.stream, event.work
+    changed: Deferred[Any]
+    match event.action:
+        case "create":
+            changed = named.create(name, work.options, work.first)
+        case "show":
+            return named.show(named.find(name, stream))
+        case "delete":
+            return _delete(event, named)
+        case "rewind":
+            changed = named.rewind(named.find(name, stream), event.seq)
+        case "ack":
+            changed = named.acknowledge(named.exclusive(name, stream), event.seq, event.generation)
+        case "pause":
+            shared = named.shared(name, stream)
+            changed = shared.pause(work).addCallback(lambda _: shared)
+        case _:
+            return _work(event, named, named.shared(name, stream), producer, longest_wait)
+    return changed.addCallback(named.show)
+
+
+def _delete(event: Manage, named: Any) -> Any:
     try:
-        shared = named.sharing.find(event.name)
+        return named.delete(named.find(event.name, event.stream))
     except NoSuchSubscription:
-        shared = None
-    if shared is not None or event.action in BODIES:
-        return _shared(event, named.sharing, shared, producer, longest_wait)
-    try:
-        found = named.find(event.name, event.stream)
-    except NoSuchSubscription:
-        if event.action == "delete" and event.stream is None and named.forget(event.name):
+        if event.stream is None and named.forget(event.name):
             return None
         raise
-    if event.action == "show":
-        return named.show(found)
-    if event.action == "delete":
-        return named.delete(found)
-    if event.action == "rewind":
-        changed = named.rewind(found, event.seq)
-    else:
-        changed = named.acknowledge(found, event.seq, event.generation)
-    return changed.addCallback(lambda _: named.show(found))
 
 
-def _shared(event: Manage, sharing: Any, shared: Any | None, producer: str, longest_wait: float) -> Any:
-    """Carry out a request about the subscription *shared*; None: no shared subscription has the requested name."""
+def _work(event: Manage, named: Any, shared: Any, producer: str, longest_wait: float) -> Deferred[Any]:
+    """Carry out a request of a worker of the subscription *shared*."""
     work = event.work
     done: Deferred[Any]
-    if event.action == "create":
-        return sharing.create(event.name, work.options, work.first).addCallback(sharing.show)
-    if shared is None:
-        raise NoSuchSubscription(f"there is no shared subscription {event.name[:80]!r}")
-    if event.stream not in (None, shared.options.stream):
-        raise SubscriptionConflict(f"subscription {event.name!r} is one of {shared.options.stream!r}")
-    match event.action:
-        case "lease":
-            began = shared.pool.now()
-            done = sharing.lease(shared, work.consumer, work.request, work.most, min(work.wait, longest_wait))
-            return done.addCallback(lambda found: _leased(shared.options.lease, shared.pool.now() - began, found))
-        case "settle":
-            done = sharing.act(shared, work.items, work.consumer, work.runs(PROTOCOL, producer))
-            return done.addCallback(lambda outcome: answer_to(work, bool(shared.options.pattern), outcome))
-        case "release":
-            return sharing.table.release(shared, work).addCallback(lambda count: {"released": count})
-        case "redrive":
-            done = sharing.redrive(shared)
-            return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
-        case "delete":
-            return sharing.table.delete(shared)
-        case "show":
-            return sharing.show(shared)
-        case "rewind":
-            done = sharing.rewind(shared, event.seq)
-        case "pause":
-            done = sharing.table.pause(shared, work)
-        case _:
-            raise SubscriptionConflict(f"subscription {event.name!r} is shared: settle its records one by one")
-    return done.addCallback(lambda _: sharing.show(shared))
+    if event.action == "lease":
+        began = shared.pool.now()
+        done = named.lease(shared, work.consumer, work.request, work.most, min(work.wait, longest_wait))
+        return done.addCallback(lambda found: _leased(shared.options.lease, shared.pool.now() - began, found))
+    if event.action == "settle":
+        done = named.act(shared, work.items, work.consumer, work.runs(PROTOCOL, producer))
+        return done.addCallback(lambda outcome: answer_to(work, bool(shared.options.pattern), outcome))
+    if event.action == "release":
+        done = shared.release(work)
+        return done.addCallback(lambda count: {"released": count})
+    done = named.redrive(shared)
+    return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
 
 
 def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:

@@ -27,7 +27,7 @@ from fyrehose.errors import InvalidPattern
 from fyrehose.jsontext import loaded
 from fyrehose.patterns import Pattern
 from fyrehose.records import LAST_SEQ
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.subscriptions.settling import is_number, number_of, only, seconds_of, settling, text_of
 from fyrehose.web.session import RequestHead
 
@@ -122,7 +122,7 @@ def with_body(event: Manage, body: bytes) -> Manage:
 class Creation:
     """A request to create a shared subscription, which begins with record *first* of each stream."""
 
-    options: ShareOptions
+    options: SubscriptionOptions
     first: int
 
 
@@ -159,7 +159,7 @@ def creation(fields: dict[str, Any]) -> Creation:
         raise ValueError('"dead" names one of the server\'s own streams: use another')
     if dead == stream:
         raise ValueError('"dead" names the shared stream, so its dead letters would be leased again: use another')
-    options = ShareOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
+    options = SubscriptionOptions(stream=stream, pattern="match" in fields, dead=dead, key=key, **numbers)
     return Creation(options, number_of(fields, "from", 0, LAST_SEQ) if "from" in fields else 1)
 
 

@@ -200,7 +200,7 @@ class HttpProtocol(WebProtocol):
             if isinstance(target, str):
                 self.broker.check(Action.PUBLISH, target)
             elif target.action == "settle":
-                self.broker.named.sharing.find(target.name)
+                self.broker.named.shared(target.name)
                 return largest if self.broker.has(Action.PUBLISH) else min(largest, LARGEST_SETTLING)
         except FyrehoseError as error:
             return self._refusal_of(error)

@@ -350,7 +350,7 @@ class Subscribing(Endpoint):
     def _subscribe(self, channel_seq: int) -> None:
         """Subscribe to the stream, beginning with the record that message *channel_seq* of the channel carries."""
         if self.place.seqs and not channel_seq:
-            broker, rewinds = self.protocol.broker, 0 if self._named is None else self._named.state.rewinds
+            broker, rewinds = self.protocol.broker, 0 if self._named is None else self._named.saved.rewinds
             numbers = (self.entry.anchors[0][1] - 1, rewinds, broker.bounds(self.place.stream)[1])
             self._pending.append((b"", *map(_pack_seq, numbers), broker.epoch.encode()))
             channel_seq = 1

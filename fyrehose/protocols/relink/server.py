@@ -187,7 +187,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
             self.session.refuse(registry.epoch)
             self.finish()
         else:
-            position = None if self.named is None else self.named.state.seq
+            position = None if self.named is None else self.named.seq
             entry = registry.create(hello.terms, identity, self.peer, first_anchor(self.broker, place, position))
             if entry is None:
                 detail = f"all {self.settings.max_links} links have a connection"
@@ -195,7 +195,7 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
                 return
             if self.named is not None:
                 try:
-                    self.broker.named.attach(self.named, self, entry.label, place.takeover)
+                    self.broker.named.attach(self.named, self, entry.label, takeover=place.takeover)
                 except FyrehoseError:
                     registry.discard(entry)
                     self.refuse_subscription(Failure())

@@ -35,7 +35,7 @@ class World:
             self.publish(10)
 
     def restarted(self) -> World:
-        self.broker.shares.close()
+        self.broker.table.close()
         return World(journal=self.journal)
 
     def publish(self, count: int, stream: str = "orders") -> None:
@@ -238,7 +238,7 @@ def test_dead_letters_have_their_reason_even_after_a_restart_and_a_checkpoint() 
     assert world.restarted().show()["dead_letters"] == letters
     world.journal.keeper.sealed = True
     world.clock.advance(1)
-    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    world.journal.forget(".subscriptions", world.broker.table.stream.checkpoint)
     assert world.restarted().show()["dead_letters"] == letters
 
 
@@ -259,14 +259,14 @@ def test_dead_letters_are_published_again_once() -> None:
     assert world.restarted().ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
     world.journal.keeper.sealed = True
     world.clock.advance(1)
-    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    world.journal.forget(".subscriptions", world.broker.table.stream.checkpoint)
     again_started = world.restarted()
     assert again_started.ask("POST /subscriptions/work/redrive", {}) == (200, {"redriven": 0, "left": 0})
 
 
 def test_a_redrive_continues_where_the_last_one_ended() -> None:
     world = dead_letters()
-    world.broker.shares.most_redriven = 2
+    world.broker.table.most_redriven = 2
     assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 2, "left": 1}
     assert world.ask("POST /subscriptions/work/redrive", {})[1] == {"redriven": 1, "left": 0}
     assert world.payloads("orders")[10:] == [b"1", b"2", b"3"]
@@ -309,7 +309,7 @@ def test_a_redrive_needs_the_right_to_publish() -> None:
 def test_subscription_shows_the_age_of_its_oldest_unsettled_record() -> None:
     world = World()
     world.create()
-    world.broker.shares.now = lambda: 5_000_000
+    world.broker.table.now = lambda: 5_000_000
     assert world.show()["oldest_unsettled_seconds"] is None, "not looked up yet"
     world.clock.advance(1)
     assert world.show()["oldest_unsettled_seconds"] > 0
@@ -573,7 +573,7 @@ def test_retention_keeps_what_is_not_settled() -> None:
     world.create()
     world.settle(done=items(world.lease(3)))
     kept = {each.stream: each.seq for each in world.journal.keeper.unread()}
-    assert (kept["orders"], kept[".shared"]) == (3, 0)
+    assert (kept["orders"], kept[".subscriptions"]) == (3, 0)
 
 
 def test_a_checkpoint_is_enough_to_recover() -> None:
@@ -583,7 +583,7 @@ def test_a_checkpoint_is_enough_to_recover() -> None:
     world.settle(done=records[1:2], failed=[[*records[2], {"delay": 0}]])
     world.journal.keeper.sealed = True
     world.clock.advance(1)
-    world.journal.forget(".shared", world.broker.shares.stream.checkpoint)
+    world.journal.forget(".subscriptions", world.broker.table.stream.checkpoint)
     again = world.restarted()
     assert (again.show()["settled_total"], again.show()["floor"]) == (1, {"orders": 0})
     assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]

@@ -20,7 +20,7 @@ from fyrehose.protocols.http.managing import (
 )
 from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.web import origins
 from fyrehose.web.session import RequestRefused
 
@@ -159,9 +159,9 @@ def test_a_page_of_a_listed_origin_may_send_every_method_of_a_subscription() -> 
 
 
 def test_request_to_create_a_shared_subscription_has_defaults() -> None:
-    assert creation({"stream": "s", "shared": True}) == Creation(ShareOptions(stream="s"), 1)
+    assert creation({"stream": "s", "shared": True}) == Creation(SubscriptionOptions(stream="s"), 1)
     fields = {"match": "l.*", "shared": True, "lease": 9, "limit": 0, "dead": "d", "key": "topic", "from": 7}
-    options = ShareOptions(stream="l.*", pattern=True, lease=9, limit=0, dead="d", key="topic")
+    options = SubscriptionOptions(stream="l.*", pattern=True, lease=9, limit=0, dead="d", key="topic")
     assert creation(fields) == Creation(options, 7)
 
 

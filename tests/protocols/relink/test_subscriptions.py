@@ -33,7 +33,7 @@ def consume(peer: Any, count: int) -> None:
 
 
 def position(server: Any, name: str = "n") -> int:
-    found: int = server.broker.named.find(name).state.seq
+    found: int = server.broker.named.find(name).seq
     return found
 
 

@@ -201,7 +201,7 @@ def test_acknowledgements_before_a_violation_move_the_position(make_server: Any,
         for chunk in chunks:
             peer.say(chunk)
             server.clock.advance(0)
-        assert server.broker.named.find("n").state.seq == 3
+        assert server.broker.named.find("n").seq == 3
         expect_end(server, peer, cause)
 
 

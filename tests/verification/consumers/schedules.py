@@ -26,7 +26,15 @@ from searching import Search, check
 from fyrehose.records import Record
 from fyrehose.subscriptions.lane import Draft, Lane, Leased, Waiting
 from fyrehose.subscriptions.pool import Item, LeasePool
-from fyrehose.subscriptions.progress import SOURCE, STREAM, SavedShare, SavedShares, ShareOptions, pack, pack_checkpoint
+from fyrehose.subscriptions.progress import (
+    SOURCE,
+    STREAM,
+    SavedSubscription,
+    SavedSubscriptions,
+    SubscriptionOptions,
+    pack,
+    pack_checkpoint,
+)
 
 LEASE, TAKEOVER, LIMIT, WINDOW, KEYS, WORKERS, RECORDS = 6, 3, 3, 4, 2, 3, 12
 NAME = "n"
@@ -49,8 +57,8 @@ class Journal:
     """The durable records of the subscription and, for the checks only, the truth about each record."""
 
     def __init__(self):
-        self.saved, self.last, self.oldest = SavedShares(), 4, 1
-        options = attrs.asdict(ShareOptions(stream="s", lease=LEASE, limit=LIMIT, window=WINDOW))
+        self.saved, self.last, self.oldest = SavedSubscriptions(), 4, 1
+        options = attrs.asdict(SubscriptionOptions(stream="s", lease=LEASE, limit=LIMIT, window=WINDOW))
         self.write(pack(NAME, 0, {"set": options, "floors": {"s": 0}, "epoch": 0, "redriven": 0}))
         self.final, self.letters, self.results = {}, Counter(), Counter()
         # how many records ended how, like the counters of the subscription, which a rewind does not change
@@ -93,7 +101,7 @@ class Journal:
         for r in append.results:
             self.results[r] += 1
             check(self.results[r] == 1, f"the results of record {r} were published twice")
-        progress = self.saved.shares[NAME].progress("s")
+        progress = self.saved.entries[NAME].progress("s")
         for r in range(1, progress.final.floor + 1):
             check(r in self.final, f"record {r} is below the floor, but was not settled, dead-lettered or expired")
 
@@ -147,7 +155,7 @@ class Server:
 
     def __init__(self, world):
         self.world, self.journal = world, world.journal
-        share = SavedShare.unpacked(json.loads(json.dumps(self.journal.saved.shares[NAME].packed())))
+        share = SavedSubscription.unpacked(json.loads(json.dumps(self.journal.saved.entries[NAME].packed())))
         self.pending, self.frozen, self.full, self.confirmed = [], False, False, world.now
         self.may_wait, self.known, self.began = world.may_wait, world.known, self.journal.last
         delay = lambda failures: 0  # noqa: E731
@@ -155,7 +163,7 @@ class Server:
             share.options, self.append, self.now, self.trusted, delay, copy=self.copy, before=share.epoch
         )
         keys = (lambda first, last: ({r: str(r % KEYS) for r in range(first, last + 1)}, last)) if world.keyed else None
-        self.lane = CheckedLane(self.pool, "s", share.progress("s"), self.bounds, keys)
+        self.lane = CheckedLane("s", share.progress("s"), self.pool, self.bounds, keys)
         self.lane.server, self.high = self, share.progress("s").reach
         self.pool.lanes["s"] = self.lane
         self.told = self.journal.last
@@ -227,7 +235,7 @@ class Server:
     @property
     def saved(self):
         """Return the state that a checkpoint stores."""
-        return SavedShare(self.pool.options, self.pool.appended_epoch, False, {"s": self.lane.progress})
+        return SavedSubscription(self.pool.options, self.pool.appended_epoch, False, {"s": self.lane.progress})
 
     def checkpoint(self):
         nothing = {"draft": None, "ends": [], "letters": [], "results": (), "rewinds": 0, "rewind": None}
@@ -482,7 +490,7 @@ class World:
         """Lose the server; the first of its waiting appends may have become durable."""
         for append in self.server.pending[: self.rng.choice((0, self.rng.randint(0, len(self.server.pending))))]:
             self.journal.durable(append)
-        reaches = (self.server.lane.progress.reach, self.journal.saved.shares[NAME].progress("s").reach)
+        reaches = (self.server.lane.progress.reach, self.journal.saved.entries[NAME].progress("s").reach)
         self.may_wait, self.known = max(self.server.lane.seen, *reaches), None
         self.server = None
 
@@ -658,7 +666,7 @@ MISSING = {
     "durable-before-answer": lambda: {(Server, "early_answers"): True},
     "appended-counts": _without_appended,
     "encode-first": lambda: {(Server, "changes_first"): True},
-    "checkpoint-appended": lambda: {(Server, "saved"): property(lambda server: server.journal.saved.shares[NAME])},
+    "checkpoint-appended": lambda: {(Server, "saved"): property(lambda server: server.journal.saved.entries[NAME])},
     "dead-letter-atomic": lambda: {(Server, "split_letters"): True},
     "publish-atomic": lambda: {(Server, "split_results"): True},
     "all-or-nothing": lambda: {(Server, "partly"): True},

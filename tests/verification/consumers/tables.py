@@ -8,7 +8,7 @@ A complete broker runs on a journal in memory, which makes one append durable at
 truth is read from the journal alone (truth.py), append by append: how each record ended, in which generation, and what
 was published for it.
 
-    worker -> net (late, lost, repeated) -> Sharing, SharedSubscriptions -> append -> durable -> answer -> net -> worker
+    worker -> net (late, lost, repeated) -> Consuming, SubscriptionTable -> append -> durable -> answer -> net -> worker
 
 The subscription has the pattern ``logs.*``; its dead letters go to ``logs.dead``, which matches it and is not shared.
 """
@@ -36,8 +36,8 @@ from fyrehose.standing import Standing
 from fyrehose.subscriptions import progress
 from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.pool import Item, LeasePool
-from fyrehose.subscriptions.progress import SOURCE, STREAM, ShareOptions
-from fyrehose.subscriptions.table import SharedSubscriptions
+from fyrehose.subscriptions.progress import SOURCE, STREAM, SubscriptionOptions
+from fyrehose.subscriptions.table import SubscriptionTable
 from fyrehose.testing import MemoryJournal
 
 LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5
@@ -253,7 +253,7 @@ class World:
         if self.journal.state is not JournalState.WRITABLE:
             self.kill()
             return
-        self.broker.shares.close()
+        self.broker.table.close()
         while self.journal.waiting():
             self.journal.next()
         for call in self.clock.getDelayedCalls():
@@ -275,11 +275,11 @@ class World:
 
     @property
     def sharing(self):
-        return self.broker.named.sharing
+        return self.broker.named
 
     def shared(self):
         """Return the subscription as the server knows it, or None."""
-        return self.broker.shares.entries.get(NAME)
+        return self.broker.table.entries.get(NAME)
 
     def publish(self):
         stream = self.rng.choice(STREAMS)
@@ -288,7 +288,7 @@ class World:
             self.ask(lambda: self.broker.publish([Run.of(stream, [b"?"], source="test", topic=topic)]))
 
     def create(self):
-        options = ShareOptions(
+        options = SubscriptionOptions(
             stream="logs.*", pattern=True, lease=LEASE, limit=LIMIT, window=WINDOW, most=MOST, dead=DEAD, key=self.key
         )
         self.ask(lambda: self.sharing.create(NAME, options, self.rng.choice((1, 1, 3))))
@@ -349,8 +349,8 @@ class World:
             oldest, last = journal.bounds(stream)
             if oldest < last:
                 journal.forget(stream, oldest + 1)
-        elif event == "checkpoint" and self.broker.shares.entries:
-            self.broker.shares.stream.maintain(True)
+        elif event == "checkpoint" and self.broker.table.entries:
+            self.broker.table.stream.maintain(True)
         elif event == "crash":
             rng.choice(self.workers).crash()
         elif event == "doubt":
@@ -360,7 +360,7 @@ class World:
         elif shared is not None and event == "rewind":
             self.rewind(shared)
         elif shared is not None and event == "delete":
-            self.ask(lambda: self.sharing.table.delete(shared))
+            self.ask(lambda: self.sharing.delete(shared))
         elif shared is not None and event == "redrive":
             self.ask(lambda: self.sharing.redrive(shared))
 
@@ -408,7 +408,7 @@ class World:
             return ["appends"]
         places = ((stream, seq) for stream in STREAMS for seq in range(1, self.journal.bounds(stream)[1] + 1))
         left = [at for at in places if at not in self.final]
-        redriven = self.shared() is not None and self.shared().redriven >= self.journal.bounds(DEAD)[1]
+        redriven = self.shared() is not None and self.shared().saved.redriven >= self.journal.bounds(DEAD)[1]
         return left + ([] if redriven else [DEAD])
 
     def count(self):
@@ -563,7 +563,7 @@ def schedule(seed):
             raise world.violation
     finally:
         globalLogPublisher.removeObserver(world.observe)
-        world.broker.shares.close()
+        world.broker.table.close()
     return world.seen + Counter(starts=world.starts)
 
 
@@ -576,31 +576,31 @@ def _always(value):
 
 def _without_epoch():
     """Let a rewound subscription keep its epoch, so that earlier tokens stay valid."""
-    real = SharedSubscriptions._append
+    real = SubscriptionTable.append
 
     def append(shares, shared, draft, runs=(), publish=None):
         if any(change.rewind is not None for change in draft.changes.values()):
             draft.epoch = shared.pool.epoch
         return real(shares, shared, draft, runs, publish)
 
-    return {(SharedSubscriptions, "_append"): append}
+    return {(SubscriptionTable, "append"): append}
 
 
 def _without_mark():
     """Publish dead letters again without recording this in the same commit."""
-    real = SharedSubscriptions._change
+    real = SubscriptionTable.append
 
-    def change(shares, name, fields, then, runs=(), publish=None):
-        if runs:
-            return (publish or shares.publish)(runs, []), None
-        return real(shares, name, fields, then)
+    def append(shares, shared, draft, runs=(), publish=None):
+        if "redriven" in draft.whole:
+            return (publish or shares.publish)(runs, [])
+        return real(shares, shared, draft, runs, publish)
 
-    return {(SharedSubscriptions, "_change"): change}
+    return {(SubscriptionTable, "append"): append}
 
 
 def _without_one_batch():
     """Append dead letters beside the rest of a request, whatever happens to that."""
-    real = SharedSubscriptions._append
+    real = SubscriptionTable.append
 
     def append(shares, shared, draft, runs=(), publish=None):
         beside, changes = Draft(letters=draft.letters), draft.changes
@@ -613,12 +613,12 @@ def _without_one_batch():
             real(shares, shared, beside).addErrback(lambda failure: None)
         return real(shares, shared, draft, runs, publish)
 
-    return {(SharedSubscriptions, "_append"): append}
+    return {(SubscriptionTable, "append"): append}
 
 
 def _without_answers():
     """Answer a request that settles nothing before its changes are durable."""
-    real = SharedSubscriptions._append
+    real = SubscriptionTable.append
 
     def append(shares, shared, draft, runs=(), publish=None):
         written = real(shares, shared, draft, runs, publish)
@@ -627,12 +627,12 @@ def _without_answers():
         written.addErrback(lambda failure: None)
         return succeed(None)
 
-    return {(SharedSubscriptions, "_append"): append}
+    return {(SubscriptionTable, "append"): append}
 
 
 def _without(number):
     """Let a new subscription begin as if its name were new, with the first epoch (or dead letter, by *number*)."""
-    real, real_add = progress.pack, SharedSubscriptions._add
+    real, real_add = progress.pack, SubscriptionTable._add
 
     def pack(name, since, fields):
         return real(name, since, {**fields, **({number: 0} if fields.get("set") else {})})
@@ -640,17 +640,17 @@ def _without(number):
     def add(shares, name, saved, new=False):
         return real_add(shares, name, attrs.evolve(saved, **{number: 0}) if new else saved, new)
 
-    return {(progress, "pack"): pack, (SharedSubscriptions, "_add"): add}
+    return {(progress, "pack"): pack, (SubscriptionTable, "_add"): add}
 
 
 def _without_letters_apart():
     """Share the stream of the dead letters as well, if it matches the pattern."""
 
-    def found(shares, shared, stream, done):
+    def found(shares, shared, stream):
         if not stream.startswith(".") and shared.pattern.covers(stream) and stream not in shared.pool.lanes:
-            shares._add_lane(shared, stream, done)
+            shares._add_stream(shared, stream)
 
-    return {(SharedSubscriptions, "_found_stream"): found}
+    return {(SubscriptionTable, "_found_stream"): found}
 
 
 #: By rule: the replacements that remove it.
@@ -662,7 +662,7 @@ MISSING = {
     "name-letters": lambda: _without("redriven"),
     "mark": _without_mark,
     "letters-apart": _without_letters_apart,
-    "late-streams": lambda: {(SharedSubscriptions, "stream_created"): lambda shares, stream: None},
+    "late-streams": lambda: {(SubscriptionTable, "stream_created"): lambda shares, stream: None},
     "window-of-all": lambda: {(LeasePool, "room"): lambda pool: pool.options.window},
     "share-of-a-worker": lambda: {(LeasePool, "held"): _always(Counter())},
     "request-number": lambda: {(LeasePool, "_repeated"): lambda pool, consumer: [*pool._requests[consumer][1]]},

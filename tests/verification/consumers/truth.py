@@ -1,4 +1,4 @@
-"""The truth about the records of one shared subscription, read from the changes in ``.shared`` alone.
+"""The truth about the records of one shared subscription, read from its changes in ``.subscriptions`` alone.
 
     Truth.apply(change), for each change in order -> how records ended, and in which generation
 
@@ -74,7 +74,7 @@ class Truth:
     def apply(self, change: dict[str, Any]) -> set[tuple[str, int, str]]:
         """Apply *change*; return stream, number and end of each record that becomes final."""
         if "all" in change:
-            self._check_checkpoint(change["shared"].get(self.name))
+            self._check_checkpoint(change["entries"].get(self.name))
             return set()
         if "set" in change:
             self._create(change)

@@ -9,13 +9,13 @@ last checkpoint, and starts servers and followers; a separate dictionary has the
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import attrs
 import harness
 from twisted.internet.task import Clock
 
@@ -26,27 +26,39 @@ with harness.instrumented("fyrehose.broker"):
     from fyrehose.errors import JournalCorrupt
     from fyrehose.interfaces import JournalState
     from fyrehose.records import Run
-    from fyrehose.subscriptions import positions
-    from fyrehose.subscriptions.positions import Position, SavedPositions
+    from fyrehose.subscriptions.progress import (
+        SOURCE,
+        STREAM,
+        SavedSubscription,
+        SavedSubscriptions,
+        SubscriptionOptions,
+        pack,
+        pack_checkpoint,
+    )
     from fyrehose.testing import MemoryJournal
 
-STREAM, SOURCE = positions.STREAM, positions.SOURCE
+OPTIONS = SubscriptionOptions(stream="s", ack="all")
+
+
+def positions(saved: SavedSubscriptions) -> dict[str, int]:
+    """Return the position of each subscription."""
+    return {name: each.progress("s").final.floor for name, each in saved.entries.items()}
 
 
 class Life:
-    """A server that writes positions, and two dictionaries of them: those appended, and those durable."""
+    """A server that writes positions, and two dictionaries of them by subscription: appended, and durable."""
 
     def __init__(self) -> None:
         self.journal = MemoryJournal(auto=False)
         self.broker = Broker(Clock(), self.journal, Sequencer())
         self.broker.open()
-        self.appended: dict[str, Position] = {}
-        self.durable: dict[str, Position] = {}
-        self.stream = self.of(SavedPositions())
-        self.follower = SavedPositions()
+        self.appended: dict[str, int] = {}
+        self.durable: dict[str, int] = {}
+        self.stream = self.of(SavedSubscriptions())
+        self.follower = SavedSubscriptions()
         self.following = self.of(self.follower)
 
-    def of(self, state: SavedPositions) -> StateStream:
+    def of(self, state: SavedSubscriptions) -> StateStream:
         journal = self.journal
         stream = StateStream(
             STREAM, SOURCE, state, journal.read, journal.bounds, lambda runs: self.broker.publish(runs)
@@ -55,26 +67,34 @@ class Life:
         return stream
 
     def everything(self) -> list[bytes]:
-        return [positions.pack(self.appended, None)]
+        entries = {name: SavedSubscription(OPTIONS) for name in self.appended}
+        for name, saved in entries.items():
+            saved.progress("s").final.add(1, self.appended[name])
+        return pack_checkpoint(entries)
 
-    def append(self, name: str, position: Position | None) -> None:
-        self.appended = {each: state for each, state in self.appended.items() if each != name}
-        if position is not None:
+    def append(self, name: str, position: int | None) -> None:
+        """Append a deletion, or a creation or an acknowledgement, which moves the position to *position* or not."""
+        before = self.appended.get(name)
+        self.appended = {each: seq for each, seq in self.appended.items() if each != name}
+        fields: dict[str, Any] = {"set": None}
+        if position is not None and before is None:
             self.appended[name] = position
+            fields = {"set": attrs.asdict(OPTIONS), "floors": {"s": position}, "epoch": 1, "redriven": 0}
+        elif position is not None:
+            self.appended[name] = max(position, before or 0, 1)
+            fields = {"stream": "s", "final": [[1, max(1, position)]]}
         after = self.appended
 
         def stored(result: Any) -> None:
             self.durable = after
 
-        self.stream.append(positions.pack({name: position}, self.stream.checkpoint)).addCallbacks(
-            stored, lambda _: None
-        )
+        self.stream.append(pack(name, self.stream.checkpoint, fields)).addCallbacks(stored, lambda _: None)
 
     def step(self, dice: harness.Dice) -> None:
         what = dice.below(9)
         if what < 3:
             gone = dice.one_in(4)
-            self.append(dice.choice("abc"), None if gone else Position(stream="s", seq=dice.below(99)))
+            self.append(dice.choice("abc"), None if gone else dice.below(99))
         elif what == 3:
             self.journal.commit()
         elif what == 4:
@@ -91,15 +111,15 @@ class Life:
             self.appended = self.durable
         else:
             self.following.follow()
-            assert self.follower.positions == self.durable
+            assert positions(self.follower) == self.durable
 
     def check(self) -> None:
         """Check that a new server, and one that has followed, read the durable positions."""
-        journal, saved = self.journal, SavedPositions()
+        journal, saved = self.journal, SavedSubscriptions()
         found = replay(saved, journal.read, journal.bounds(STREAM), STREAM, SOURCE)
-        assert (saved.positions, found.missing) == (self.durable, 0)
+        assert (positions(saved), found.missing) == (self.durable, 0)
         self.following.open()
-        assert self.follower.positions == self.durable
+        assert positions(self.follower) == self.durable
         assert self.stream.checkpoint in (0, found.checkpoint) or found.checkpoint > self.stream.checkpoint
 
 
@@ -118,23 +138,26 @@ def lives(data: bytes) -> None:
 def records(data: bytes) -> None:
     """Check that damaged records and random JSON are either refused or yield a valid state."""
     dice = harness.Dice(data)
-    whole = positions.pack(
-        {"a": Position(stream="s", seq=1), "b": Position(stream="l.*", seq=0, streams={"l.a": 3})}, None
+    pattern = SavedSubscription(SubscriptionOptions(stream="l.*", pattern=True, ack="all"))
+    pattern.progress("l.a").final.add(1, 3)
+    shared = SavedSubscription(SubscriptionOptions(stream="s"), 3, True)
+    shared.progress("s").apply({"final": [[2, 3], 5], "reach": 7, "ends": [[6, 7, 2, 1]]})
+    (whole,) = pack_checkpoint({"a": pattern, "b": shared})
+    change = pack(
+        "b", 1, {"stream": "s", "final": [6], "dead": [7], "letters": [[7, 5, "limit", 1]], "hold": [], "reach": 9}
     )
-    change = positions.pack({"a": Position(stream="s", seq=2), "b": None}, 1)
     payloads = [dice.damaged(whole), dice.damaged(change), dice.blob()]
     run = Run.of(STREAM, payloads, source=SOURCE).numbered(1, 1)
 
     def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
         return (run.slice(max(0, start - 1), 3),) if start <= 3 else ()
 
-    saved = SavedPositions()
+    saved = SavedSubscriptions()
     try:
         replay(saved, read, (1, 1 + dice.below(3)), STREAM, SOURCE)
     except JournalCorrupt:
         return
-    for position in saved.positions.values():
-        json.loads(positions.pack({"x": position}, 0))
+    pack_checkpoint(saved.entries)
 
 
 DECODERS = {"lives": lives, "records": records}

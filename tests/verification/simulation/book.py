@@ -30,7 +30,7 @@ from truth import Truth
 
 NAME, RESULTS, DEAD = "workers", "done", "jobs.dead"
 #: The streams in which the server keeps the state of subscriptions, and the idempotency keys of publishes.
-STATE, KEYS = ".shared", ".published"
+STATE, KEYS = ".subscriptions", ".published"
 #: Verdicts after which a worker has no longer the job, and verdicts that may end the job.
 RETURNING, CLOSING = ("failed", "untried", "reject"), ("done", "reject", "failed")
 

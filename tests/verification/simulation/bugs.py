@@ -51,7 +51,7 @@ from fyrehose.protocols.syslog.session import SyslogServerSession
 from fyrehose.records import Run
 from fyrehose.subscriptions.lane import Lane, Leased, State
 from fyrehose.subscriptions.pool import LeasePool
-from fyrehose.subscriptions.table import SharedSubscriptions
+from fyrehose.subscriptions.table import SubscriptionTable
 from tests.doubles.disk import RecordingFiles
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "consumers"))
@@ -69,8 +69,8 @@ _connected = EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
-_append, _accept, _durable = SharedSubscriptions._append, LeasePool.accept, LeasePool.durable
-_unread = SharedSubscriptions.unread
+_append, _accept, _durable = SubscriptionTable.append, LeasePool.accept, LeasePool.durable
+_unread = SubscriptionTable.unread
 
 
 def _skips_every(nth: int) -> Any:
@@ -263,7 +263,7 @@ def _any_token(self: Lane, state: State, token: Any, late: bool) -> bool:
     return late or isinstance(state, Leased)
 
 
-def _keeps_its_own_state_alone(self: SharedSubscriptions) -> Any:
+def _keeps_its_own_state_alone(self: SubscriptionTable) -> Any:
     return [each for each in _unread(self) if each.pinned]
 
 
@@ -367,10 +367,10 @@ BUGS = {
     "relink: decisions are not sent again": Bug("relink", (SendChannel, "resend_decisions", lambda channel: iter(()))),
     "relink: the next transaction begins too early": Bug("relink", (Transaction, "rollback", _decided_too_late)),
     "workers: results are not in the commit of their jobs": Bug(
-        "workers", (SharedSubscriptions, "_append", _publishes_results_apart)
+        "workers", (SubscriptionTable, "append", _publishes_results_apart)
     ),
     "workers: settled before it is durable": Bug(
-        "workers", (SharedSubscriptions, "_append", _settles_before_it_is_durable)
+        "workers", (SubscriptionTable, "append", _settles_before_it_is_durable)
     ),
     "workers: what is being settled is settled again": Bug(
         "workers",
@@ -390,7 +390,7 @@ BUGS = {
     "workers: the share of a worker is not kept": _table("share-of-a-worker"),
     "workers: a lost answer is not repeated": Bug("workers", (LeasePool, "_repeated", lambda pool, consumer: [])),
     "workers: retention does not wait for them": Bug(
-        "workers", (SharedSubscriptions, "unread", _keeps_its_own_state_alone)
+        "workers", (SubscriptionTable, "unread", _keeps_its_own_state_alone)
     ),
     "workers: what retention has deleted does not expire": Bug("workers", (Lane, "expire", lambda lane, draft: None)),
     "workers: tokens of before a rewind count": _table("rewind-epoch"),

@@ -282,15 +282,15 @@ class Consumer(Numbered):
     def check(self, broker: Any) -> None:
         """Check that the position on the server has not gone back and does not pass the records that were accepted."""
         named = broker.table.entries.get(self.subscription)
-        if named is None or named.stored is None:
+        if named is None:
             if self.known:
                 self.side.history.wrong(f"{self.name}: its subscription is lost, whose position was {self.known}")
             return
-        if not self.known <= named.stored.seq <= self.done:
+        if not self.known <= named.seq <= self.done:
             self.side.history.wrong(
-                f"{self.name}: its position is {named.stored.seq} after {self.known}, and it accepted up to {self.done}"
+                f"{self.name}: its position is {named.seq} after {self.known}, and it accepted up to {self.done}"
             )
-        self.known = named.stored.seq
+        self.known = named.seq
 
     def owed(self) -> str:
         owed = super().owed()

@@ -155,7 +155,7 @@ class Workers:
     def _miscounted(self) -> str:
         """Return how the counters of the server differ from what happened to the jobs, or an empty string."""
         broker = self.server.leading_broker()
-        shared = None if broker is None else broker.shares.entries.get(NAME)
+        shared = None if broker is None else broker.table.entries.get(NAME)
         if shared is None:
             return "the server has no subscription"
         counted: Counter[tuple[str, str]] = Counter()

@@ -24,7 +24,7 @@ _RECOVERY = "fyrehose/journal/recovery.py"
 _FANOUT = "fyrehose/broker/fanout.py"
 _BROKER = "fyrehose/broker/broker.py"
 _PUBLISHER = "fyrehose/broker/publisher.py"
-_NAMED = "fyrehose/subscriptions/named.py"
+_EXCLUSIVE = "fyrehose/subscriptions/exclusive.py"
 _TESTS_JOURNAL = "tests/journal/test_writer.py tests/journal/test_journal.py tests/conformance/test_journal.py"
 _TESTS_FORMAT = "tests/journal/test_format.py tests/journal/test_recovery.py"
 _TESTS_RECOVERY = "tests/journal/test_recovery.py tests/journal/test_writer.py"
@@ -528,25 +528,25 @@ MUTANTS = (
         "tests/broker/test_guard.py",
     ),
     Mutant(
-        "a refused position counts as written",
-        _NAMED,
-        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
-        "named.writing, named.wanted = False, named.stored",
-        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
+        "an acknowledgement that waits is answered before it is written",
+        _EXCLUSIVE,
+        "return self.when_durable(self.appended + bool(self._wanted))",
+        "return self.when_durable()",
+        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
     ),
     Mutant(
         "a refused position stays wanted",
-        _NAMED,
-        "named.writing, named.wanted, named.appended = False, named.stored, named.stored",
-        "named.writing, named.appended = False, named.stored",
-        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
+        _EXCLUSIVE,
+        "            self._wanted = {}\n            if refusal_of(written) is None:\n",
+        "            if refusal_of(written) is None:\n",
+        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
     ),
     Mutant(
         "a checkpoint omits subscriptions with a consumer",
-        _NAMED,
-        "for named in self.entries.values() if named.appended is not None}",
-        "for named in self.entries.values() if named.appended is not None and not named.consumer}",
-        "tests/subscriptions/test_named.py tests/subscriptions/test_named_patterns.py",
+        "fyrehose/subscriptions/table.py",
+        "{name: each.saved for name, each in self.entries.items()}",
+        "{name: each.saved for name, each in self.entries.items() if not getattr(each, 'consumer', None)}",
+        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
     ),
     Mutant(
         "expired records are served from the latest deliveries",

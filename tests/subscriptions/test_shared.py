@@ -17,7 +17,7 @@ from fyrehose.errors import Forbidden, InvalidPosition, SubscriptionConflict, To
 from fyrehose.identity import Action, Identity, digest
 from fyrehose.records import Run
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import ShareOptions
+from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import MemoryJournal
 
 POLICY = parse(
@@ -36,12 +36,12 @@ def make() -> Broker:
     broker.open()
     for stream in ("logs.a", "audit"):
         broker.publish([Run.of(stream, [b"x"], source="test")])
-    broker.named.sharing.create("work", ShareOptions(stream="logs.a"), 1)
+    broker.named.create("work", SubscriptionOptions(stream="logs.a"), 1)
     return broker
 
 
 def sharing_of(broker: Broker, host: str) -> Any:
-    return broker.identified(Identity(host=host)).named.sharing
+    return broker.identified(Identity(host=host)).named
 
 
 def failed(deferred: Any, error: type[Exception]) -> bool:
@@ -53,13 +53,13 @@ def failed(deferred: Any, error: type[Exception]) -> bool:
 def test_creating_needs_the_rights_to_subscribe_consume_and_publish_dead_letters() -> None:
     broker = make()
     for host, options in (
-        ("10.0.0.1", ShareOptions(stream="audit")),
-        ("10.0.0.2", ShareOptions(stream="logs.a")),
-        ("10.0.0.3", ShareOptions(stream="logs.a")),
-        ("10.0.0.1", ShareOptions(stream="logs.a", dead="dead")),
+        ("10.0.0.1", SubscriptionOptions(stream="audit")),
+        ("10.0.0.2", SubscriptionOptions(stream="logs.a")),
+        ("10.0.0.3", SubscriptionOptions(stream="logs.a")),
+        ("10.0.0.1", SubscriptionOptions(stream="logs.a", dead="dead")),
     ):
         assert failed(sharing_of(broker, host).create("x", options, 1), Forbidden)
-    created = sharing_of(broker, "10.0.0.1").create("x", ShareOptions(stream="logs.a", dead="out"), 1)
+    created = sharing_of(broker, "10.0.0.1").create("x", SubscriptionOptions(stream="logs.a", dead="out"), 1)
     assert created.result.options.creator.network == "10.0.0.1"
 
 
@@ -92,14 +92,14 @@ def test_results_need_the_right_to_publish() -> None:
 
 
 def test_position_beyond_the_end_of_the_stream_is_refused() -> None:
-    sharing = make().named.sharing
+    sharing = make().named
     assert failed(sharing.rewind(sharing.find("work"), 7), InvalidPosition)
     assert failed(sharing.act(sharing.find("work"), [Item("done", 1, 1, (1, 1), "other")], "w"), InvalidPosition)
 
 
 def test_a_stream_of_dead_letters_is_never_one_of_the_servers_own() -> None:
-    for dead in (".shared", ".subscriptions"):
-        created = make().named.sharing.create("x", ShareOptions(stream="logs.a", dead=dead), 1)
+    for dead in (".subscriptions", ".subscriptions"):
+        created = make().named.create("x", SubscriptionOptions(stream="logs.a", dead=dead), 1)
         assert failed(created, SubscriptionConflict)
 
 
@@ -108,7 +108,7 @@ def test_a_request_that_waits_for_records_ends_when_the_policy_takes_the_right_a
     sharing = sharing_of(broker, "10.0.0.1")
     shared = sharing.find("work")
     answered = sharing.lease(shared, "w", None, 1, 30)
-    waiting, other = sharing.lease(shared, "w", None, 1, 30), broker.named.sharing.lease(shared, "server", None, 1, 30)
+    waiting, other = sharing.lease(shared, "w", None, 1, 30), broker.named.lease(shared, "server", None, 1, 30)
     assert (answered.called, waiting.called) == (True, False)
     rules = {"network": "10.0.0.1", "subscribe": "*"}
     assert broker.guard.change(parse({"allow": [rules]})) == 1
@@ -126,7 +126,7 @@ def test_a_request_that_waits_for_records_ends_with_the_signed_token(tmp_path: P
     broker.guard.now = lambda: now[0]
     broker.guard.change(parse(rules, tmp_path))
     token = sign({Action.SUBSCRIBE: ["*"], Action.CONSUME: ["*"]}, 1_010, read_key(key))
-    sharing = broker.identified(Identity(host="10.0.0.9", token=digest(token), signed=token)).named.sharing
+    sharing = broker.identified(Identity(host="10.0.0.9", token=digest(token), signed=token)).named
     shared = sharing.find("work")
     sharing.lease(shared, "w", None, 1, 0)
     waiting = sharing.lease(shared, "w", None, 1, 300)

@@ -1,4 +1,4 @@
-"""Named subscriptions: their positions move when that is durable, and never back except by rewinding."""
+"""Exclusive subscriptions: their positions move when that is durable, and never back except by rewinding."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.records import Run
-from fyrehose.subscriptions.named import CHECK
-from fyrehose.subscriptions.positions import STREAM
-from fyrehose.subscriptions.subscription import Named
+from fyrehose.subscriptions.exclusive import ExclusiveSubscription
+from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
+from fyrehose.subscriptions.table import CHECK
 from fyrehose.testing import MemoryJournal
 
 
@@ -52,14 +52,19 @@ class World:
     def publish(self, count: int, stream: str = "s") -> None:
         self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
 
-    def open(self, name: str = "n", stream: str = "s", after: int | None = 0) -> Named:
-        opened: list[Named] = []
+    def open(self, name: str = "n", stream: str = "s", after: int | None = 0) -> ExclusiveSubscription:
+        opened: list[ExclusiveSubscription] = []
         self.named.open(name, stream, after).addCallback(opened.append)
         return opened[0]
 
     def restarted(self) -> World:
         self.table.close()
         return World(self.journal)
+
+
+def create(world: World, name: str, host: str) -> Any:
+    """Let the peer at *host* create an exclusive subscription."""
+    return world.table.create(name, SubscriptionOptions(stream="s", ack="all", creator=Creator(host=host)), {"s": 0})
 
 
 def test_a_closed_broker_checks_nothing_any_more() -> None:
@@ -80,13 +85,13 @@ def refusal(call: Any) -> Exception:
 
 @pytest.mark.parametrize(("after", "begin"), [(0, 0), (4, 4), (None, 10), (99, 0)])
 def test_a_new_subscription_begins_where_the_peer_says(after: int | None, begin: int) -> None:
-    assert World().open(after=after).state.seq == begin
+    assert World().open(after=after).seq == begin
 
 
 def test_a_subscription_that_exists_keeps_its_position() -> None:
     world = World()
     world.named.acknowledge(world.open(), 3)
-    assert world.open(after=7).state.seq == 3
+    assert world.open(after=7).seq == 3
 
 
 def test_positions_and_deletions_survive_a_restart() -> None:
@@ -94,7 +99,7 @@ def test_positions_and_deletions_survive_a_restart() -> None:
     world.named.acknowledge(world.open(), 3)
     world.named.delete(world.open("gone"))
     again = world.restarted()
-    assert again.open().state.seq == 3
+    assert again.open().seq == 3
     assert list(again.table.entries) == ["n"]
     assert again.broker.budget.kept == ENTRY
 
@@ -106,11 +111,11 @@ def test_a_position_moves_when_its_record_is_durable() -> None:
     moved: list[Any] = []
     world.named.acknowledge(named, 3).addCallback(moved.append)
     world.named.acknowledge(named, 5).addCallback(moved.append)
-    assert (named.state.seq, moved) == (0, [])
+    assert (named.seq, moved) == (0, [])
     world.journal.commit()
-    assert (named.state.seq, [each.seq for each in moved]) == (3, [3])
+    assert (named.seq, len(moved)) == (3, 1)
     world.journal.commit()
-    assert (named.state.seq, [each.seq for each in moved]) == (5, [3, 5])
+    assert (named.seq, len(moved)) == (5, 2)
 
 
 def test_acknowledgements_during_a_write_are_written_together() -> None:
@@ -129,7 +134,7 @@ def test_an_acknowledgement_never_moves_a_position_back() -> None:
     named = world.open()
     world.named.acknowledge(named, 5)
     assert world.named.acknowledge(named, 3).result.seq == 5
-    assert named.state.seq == 5
+    assert named.seq == 5
 
 
 def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
@@ -137,18 +142,18 @@ def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
     named = world.open()
     assert "ends at 10" in str(refusal(world.named.acknowledge(named, 11)))
     assert "ends at 10" in str(refusal(world.named.rewind(named, 11)))
-    assert named.state.seq == 0
+    assert named.seq == 0
 
 
 def test_rewinding_displaces_the_consumer_and_refuses_its_acknowledgements() -> None:
     world = World()
     named, consumer = world.open(), Consumer()
     begun = world.named.attach(named, consumer)
-    world.named.acknowledge(named, 8, begun.generation)
+    world.named.acknowledge(named, 8, begun)
     world.named.rewind(named, 2)
     assert [str(reason) for reason in consumer.reasons] == ["subscription 'n' was rewound"]
-    assert isinstance(refusal(world.named.acknowledge(named, 9, begun.generation)), InvalidPosition)
-    assert world.restarted().open().state.seq == 2
+    assert isinstance(refusal(world.named.acknowledge(named, 9, begun)), InvalidPosition)
+    assert world.restarted().open().seq == 2
 
 
 def test_rewinding_without_a_number_skips_to_the_end() -> None:
@@ -175,7 +180,7 @@ def test_a_second_consumer_may_take_over() -> None:
     before = world.named.attach(named, first)
     after = world.named.attach(named, second, takeover=True)
     assert "has taken over" in str(first.reasons[0])
-    assert after.generation > before.generation
+    assert after > before
     assert named.consumer is second
 
 
@@ -185,7 +190,7 @@ def test_the_same_owner_continues_on_another_connection() -> None:
     before = world.named.attach(named, first, owner="link")
     assert world.named.attach(named, second, owner="link") == before
     assert (first.reasons, named.consumer) == ([], second)
-    assert world.restarted().open().state.owner == "link"
+    assert world.restarted().open().owner == "link"
 
 
 def test_another_owner_gets_a_new_generation() -> None:
@@ -194,7 +199,7 @@ def test_another_owner_gets_a_new_generation() -> None:
     before = world.named.attach(named, first, owner="link")
     named.detach(first)
     after = world.named.attach(named, Consumer())
-    assert (after.owner, after.generation) == ("", before.generation + 1)
+    assert (named.owner, after) == ("", before + 1)
 
 
 def test_deleting_displaces_the_consumer() -> None:
@@ -214,12 +219,47 @@ def test_a_subscription_can_be_created_again_while_it_is_being_deleted() -> None
     named = world.open(after=5)
     world.journal.auto = False
     world.named.delete(named)
-    again: list[Named] = []
+    again: list[ExclusiveSubscription] = []
     world.named.open("n", "s", 2).addCallback(again.append)
     world.journal.commit()
     world.journal.commit()
-    assert again[0].state.seq == 2
-    assert world.restarted().open().state.seq == 2
+    assert again[0].seq == 2
+    assert world.restarted().open().seq == 2
+
+
+def test_generation_of_a_deleted_subscription_is_refused_by_the_next_one_of_its_name() -> None:
+    world = World()
+    old = world.named.attach(world.open(), Consumer())
+    world.named.delete(world.open())
+    again = world.open()
+    assert isinstance(refusal(world.named.acknowledge(again, 5, old)), InvalidPosition)
+    assert again.seq == 0
+    assert world.named.acknowledge(again, 5, world.named.attach(again, Consumer())).result.seq == 5
+
+
+def test_number_that_waits_behind_another_one_fails_when_the_journal_refuses_it() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    first, second = world.named.acknowledge(named, 3), world.named.acknowledge(named, 5)
+    world.journal.enter(JournalState.READ_ONLY, "full")
+    world.journal.commit()
+    assert first.result.seq == 3
+    assert isinstance(refusal(second), ReadOnly)
+    world.journal.auto = True
+    world.journal.enter(JournalState.WRITABLE, "room")
+    assert (named.last("s"), world.named.acknowledge(named, 5).result.seq) == (3, 5)
+
+
+def test_rewind_answers_and_replaces_the_numbers_that_wait() -> None:
+    world = World()
+    named = world.open()
+    world.journal.auto = False
+    waiting = [world.named.acknowledge(named, seq) for seq in (3, 5)]
+    rewound = world.named.rewind(named, 1)
+    world.journal.commit()
+    assert all(each.called for each in (*waiting, rewound))
+    assert (named.seq, world.restarted().open().seq) == (1, 1)
 
 
 def test_a_subscription_belongs_to_one_stream() -> None:
@@ -252,11 +292,11 @@ def test_the_name_of_a_program_that_reads_the_files_is_refused() -> None:
 def test_the_number_of_subscriptions_is_limited() -> None:
     world = World(named_subscriptions=4)
     for name in ("a", "b", "c", "d"):
-        world.table.create(name, "s", 0, "10.0.0.1" if name < "c" else "10.0.0.2")
-    assert isinstance(refusal(world.table.create("e", "s", 0, "10.0.0.3")), TooManyNamedSubscriptions)
+        create(world, name, "10.0.0.1" if name < "c" else "10.0.0.2")
+    assert isinstance(refusal(create(world, "e", "10.0.0.3")), TooManyNamedSubscriptions)
     world.named.delete(world.named.find("d"))
-    assert "2 of them by 10.0.0.1" in str(refusal(world.table.create("e", "s", 0, "10.0.0.1")))
-    assert world.table.create("e", "s", 0, "10.0.0.2").result
+    assert "2 of them by 10.0.0.1" in str(refusal(create(world, "e", "10.0.0.1")))
+    assert create(world, "e", "10.0.0.2").result
 
 
 def test_the_memory_of_subscriptions_is_limited() -> None:
@@ -272,7 +312,7 @@ def test_positions_move_when_there_is_room_on_the_disk() -> None:
     waiting = world.named.acknowledge(named, 3)
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert isinstance(refusal(world.named.open("new", "s", 0)), ReadOnly)
-    assert (named.state.seq, list(world.table.entries)) == (0, ["n"])
+    assert (named.seq, list(world.table.entries)) == (0, ["n"])
     world.journal.auto = True
     world.journal.enter(JournalState.WRITABLE, "room")
     assert waiting.result.seq == 3
@@ -291,7 +331,7 @@ def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     world.clock.advance(CHECK)
     world.named.acknowledge(named, 5_001)
     world.journal.forget(STREAM, 5_001)
-    assert world.restarted().open().state.seq == 5_001
+    assert world.restarted().open().seq == 5_001
 
 
 def test_a_checkpoint_is_written_again_when_its_segment_is_sealed() -> None:
@@ -313,20 +353,20 @@ def test_a_checkpoint_contains_changes_that_are_being_written() -> None:
     world.clock.advance(CHECK)
     world.journal.commit()
     world.journal.forget(STREAM, 3)
-    assert world.restarted().open().state.seq == 3
+    assert world.restarted().open().seq == 3
 
 
 def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> None:
     world = World()
     for name in ("with", "without"):
         world.named.acknowledge(world.open(name), 3)
-    world.table.attach(world.table.find("with"), Consumer())
+    world.named.attach(world.table.find("with"), Consumer())
     before = world.journal.bounds(STREAM)[1]
     world.journal.keeper.sealed = True
     world.clock.advance(CHECK)
     world.journal.forget(STREAM, before + 1)  # retention keeps nothing before the checkpoint
     again = world.restarted()
-    assert {name: named.state.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
+    assert {name: named.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
 
 
 def test_a_subscription_that_has_read_everything_counts_as_active() -> None:
@@ -371,14 +411,14 @@ def test_positions_agree_with_the_acknowledgements_over_crashes(seed: int) -> No
             world.named.rewind(named, seq).addCallbacks(told, lambda failure: None)
         elif what < 0.9:
             world.journal.commit()
-            rewound = rewound if named.writing else []
+            rewound = rewound if named.durable < named.appended else []
         else:
             world.journal.enter(JournalState.FAILED, "crash")
             world.journal.enter(JournalState.WRITABLE, "restart")
             world = world.restarted()
             named = world.open()
-            assert durable <= named.state.seq <= highest or rewound
-            highest = durable = named.state.seq
+            assert durable <= named.seq <= highest or rewound
+            highest = durable = named.seq
             rewound = []
-        assert named.state.seq <= highest or rewound
+        assert named.seq <= highest or rewound
     world.journal.commit()
