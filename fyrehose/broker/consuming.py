@@ -9,7 +9,7 @@ letters and results need ``publish`` in their streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -144,6 +144,10 @@ class Consuming:
             return int(last)
         return int(max(0 if after > last else after, oldest - 1))
 
+    def _before(self, streams: Iterable[str], since: int) -> dict[str, int]:
+        """Return, for each of *streams*, the number before its first record from the time *since* on."""
+        return {stream: self.table.journal.first_since(stream, since) - 1 for stream in streams}
+
     def _creator(self) -> Creator:
         return Creator() if self.peer.rights is None else Creator.of(self.peer.rights.identity)
 
@@ -160,15 +164,20 @@ class Consuming:
 
     # Shared subscriptions.
 
-    def create(self, name: str, options: SubscriptionOptions, first: int) -> Deferred[NamedSubscription]:
+    def create(
+        self, name: str, options: SubscriptionOptions, first: int, since: int | None = None
+    ) -> Deferred[NamedSubscription]:
         """Create the shared subscription *name*, which begins with record *first* of each stream.
 
+        :param since: a time in place of *first*, in microseconds since 1970 UTC
         :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError, a PublishError
             or Forbidden
         """
-        return maybeDeferred(self._create, name, options, first)
+        return maybeDeferred(self._create, name, options, first, since)
 
-    def _create(self, name: str, options: SubscriptionOptions, first: int) -> Deferred[NamedSubscription]:
+    def _create(
+        self, name: str, options: SubscriptionOptions, first: int, since: int | None
+    ) -> Deferred[NamedSubscription]:
         for right in (Action.SUBSCRIBE, Action.CONSUME):
             self.peer.check(right, options.stream)
         dead = options.dead
@@ -176,7 +185,10 @@ class Consuming:
             if dead.startswith("."):
                 raise SubscriptionConflict(f"stream {dead[:80]!r} is one of the server's own: use another")
             self.peer.check(Action.PUBLISH, dead)
-        floors = {stream: self._begin(stream, max(0, first - 1), options.pattern) for stream in self._streams(options)}
+        streams = self._streams(options)
+        floors = {stream: self._begin(stream, max(0, first - 1), options.pattern) for stream in streams}
+        if since is not None:
+            floors = self._before(streams, since)
         return self.table.create(name, attrs.evolve(options, creator=self._creator()), floors)
 
     def lease(
@@ -213,12 +225,16 @@ class Consuming:
 
     # Both kinds.
 
-    def rewind(self, found: NamedSubscription, seq: int | Mapping[str, int] | None) -> Deferred[Any]:
+    def rewind(
+        self, found: NamedSubscription, seq: int | Mapping[str, int] | None, since: int | None = None
+    ) -> Deferred[Any]:
         """Set the position to *seq*, in either direction, and displace its consumer; fires with *found*.
 
         :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
+        :param since: a time in place of *seq*, in microseconds since 1970 UTC
         """
-        return self._do(found, lambda: found.rewind(found.numbers(seq))).addCallback(lambda _: found)
+        place = seq if since is None else self._before(found.tracks, since)
+        return self._do(found, lambda: found.rewind(found.numbers(place))).addCallback(lambda _: found)
 
     def delete(self, found: NamedSubscription) -> Deferred[None]:
         """Delete *found*; return a Deferred that fires when the deletion is durable."""

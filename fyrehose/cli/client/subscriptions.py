@@ -80,8 +80,8 @@ def create(server: RemoteServer, stream: str, since: int | str | None, name: str
     fields: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
     if "lease" in fields:
         fields["lease"] = round(fields["lease"])
-    after = server.before(stream, since)
-    fields |= {"match" if "*" in stream else "stream": stream, "from": LAST_SEQ if after is None else after + 1}
+    begin = LAST_SEQ if since is None else since + 1 if isinstance(since, int) else since
+    fields |= {"match" if "*" in stream else "stream": stream, "from": begin}
     server.create_shared(name, fields)
     click.echo(f"shared subscription {escaped(name)} of {escaped(stream)} is there")
 
@@ -138,10 +138,11 @@ def rewind(server: RemoteServer, since: int | str | None, stream: str | None, na
     """
     if stream is not None and since is None:
         raise click.UsageError("--stream needs --since with a number, or start")
-    if isinstance(since, str):
-        since = server.before(stream or server.subscription(name)["stream"], since)
+    if isinstance(since, str) and stream is not None:
+        since = server.before(stream, since)
     seq = "latest" if since is None else since
-    shown = server.act(name, "rewind", {"seq": seq} if stream is None else {"positions": {stream: seq}})
+    place = {"since" if isinstance(since, str) else "seq": seq}
+    shown = server.act(name, "rewind", place if stream is None else {"positions": {stream: seq}})
     if shown.get("kind") == "shared":
         click.echo(f"subscription {escaped(name)} continues with {counted(shown['lag'], 'record')} to lease")
     elif shown.get("kind") == "pattern":
@@ -187,7 +188,9 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     if each["kind"] == "files":
         return each["name"], "(the journal's files)", "", f"{each['behind_bytes']:,} B", "", "", used
     shared = each["kind"] == "shared"
-    seconds = (each.get("oldest_unsettled_seconds") or None) if shared else each.get("lag_seconds") if each["lag"] else None
+    seconds = (
+        (each.get("oldest_unsettled_seconds") or None) if shared else each.get("lag_seconds") if each["lag"] else None
+    )
     return (
         each["name"],
         each["stream"],

@@ -30,13 +30,13 @@ def carry_out(event: Manage, named: Any, producer: str, longest_wait: float) -> 
     changed: Deferred[Any]
     match event.action:
         case "create":
-            changed = named.create(name, work.options, work.first)
+            changed = named.create(name, work.options, work.first, event.since)
         case "show":
             return named.show(named.find(name, stream))
         case "delete":
             return _delete(event, named)
         case "rewind":
-            changed = named.rewind(named.find(name, stream), event.seq)
+            changed = named.rewind(named.find(name, stream), event.seq, event.since)
         case "ack":
             changed = named.acknowledge(named.exclusive(name, stream), event.seq, event.generation)
         case "pause":

@@ -3,7 +3,7 @@
     GET    /subscriptions               list those that the peer may see
     GET    /subscriptions/S             show one
     POST   /subscriptions/S/ack         {"seq": N}, and optionally "generation": move the position forward
-    POST   /subscriptions/S/rewind      {"seq": N}, {"seq": "start"} or {"seq": "latest"}: set the position
+    POST   /subscriptions/S/rewind      {"seq": N}, "start" or "latest", or {"since": "-1h"}: set the position
            of a pattern                 {"positions": {"logs.a": N, ...}}
     DELETE /subscriptions/S             delete
     PUT    /subscriptions/S             {"stream": "orders", "shared": true, "lease": 30, ...}: create a shared one
@@ -54,6 +54,7 @@ class Manage:
     :ivar name: the subscription; empty for a list
     :ivar stream: the stream in the path; None: there is none
     :ivar seq: the position, or for a pattern the position in each stream; None: the end of the stream
+    :ivar since: a time in place of *seq*, in microseconds since 1970 UTC
     :ivar generation: the generation that the consumer knows; None: any generation is accepted
     :ivar work: the parsed body of a request about a shared subscription, see :data:`BODIES`
     """
@@ -63,6 +64,7 @@ class Manage:
     name: str = ""
     stream: str | None = None
     seq: int | Mapping[str, int] | None = None
+    since: int | None = None
     generation: int | None = None
     work: Any = None
 
@@ -89,9 +91,10 @@ def allowed(event: Manage) -> tuple[str, ...]:
     return METHODS["" if not event.name else event.action if event.action in METHODS else "S"]
 
 
-def with_body(event: Manage, body: bytes) -> Manage:
+def with_body(event: Manage, body: bytes, time: Callable[[str], int]) -> Manage:
     """Return a copy of *event* that includes the fields of the request's *body*.
 
+    :param time: returns the time that a text names, in microseconds since 1970 UTC, or raises ValueError
     :raises ValueError: the body is invalid; the message says what is expected
     """
     try:
@@ -101,10 +104,15 @@ def with_body(event: Manage, body: bytes) -> Manage:
     if event.action in BODIES:
         if not isinstance(fields, dict):
             raise ValueError("invalid body: expected a JSON object")
+        if event.action == "create" and isinstance(fields.get("from"), str):
+            event = attrs.evolve(event, since=time(fields.pop("from")))
         return attrs.evolve(event, work=BODIES[event.action](fields))
+    if event.action == "rewind" and isinstance(fields, dict) and isinstance(fields.get("since"), str):
+        only(fields, {"since"})
+        return attrs.evolve(event, since=time(fields["since"]))
     expected = f'{{"seq": N}} with a number from 0 to {LAST_SEQ}, or {{"positions": {{"STREAM": N, ...}}}}'
     if event.action == "rewind":
-        expected += ', or {"seq": "start"} or {"seq": "latest"}'
+        expected += ', or {"seq": "start"} or {"seq": "latest"}, or {"since": "-1h"}'
     if not isinstance(fields, dict) or fields.keys() - {"generation"} not in ({"seq"}, {"positions"}):
         raise ValueError(f"invalid body: expected {expected}")
     place, generation = fields.get("seq", fields.get("positions")), fields.get("generation")

@@ -413,7 +413,7 @@ class Managing(RequestBody):
 
     def end(self) -> Iterable[object]:
         try:
-            return (with_body(self.event, b"".join(self.content.end())),)
+            return (with_body(self.event, b"".join(self.content.end()), self.session.time_of),)
         except ValueError as error:
             return self.session.refuse(400, "bad-body", str(error))
 
@@ -475,7 +475,7 @@ class HttpSession(WebSession):
 
     # Internals.
 
-    def _time(self, text: str) -> int:
+    def time_of(self, text: str) -> int:
         """Return the time *text* in microseconds since 1970 UTC.
 
         :raises ValueError: it is none; the message is for the peer
@@ -483,7 +483,7 @@ class HttpSession(WebSession):
         try:
             return moment(text, 0.0 if self.now is None else self.now())
         except ValueError as error:
-            raise ValueError(f"invalid from: expected a number from 0 to {LAST_SEQ}, or {error}") from None
+            raise ValueError(f"invalid time: expected a number from 0 to {LAST_SEQ}, or {error}") from None
 
     def _usage(self, request: RequestHead) -> Iterable[object]:
         self.respond(200, json.dumps(USAGE, indent=2).encode() + b"\n")
@@ -613,7 +613,7 @@ class HttpSession(WebSession):
         last = "" if matching or not live else request.headers.get("last-event-id", "")
         try:
             known, others = _parameters(live, matching, subscription is not None)
-            since = self._time(query["from"]) if "from" in known and not query.get("from", "0").isdecimal() else None
+            since = self.time_of(query["from"]) if "from" in known and not query.get("from", "0").isdecimal() else None
             numbers = _numbers(request, known, others if since is None else [*others, "from"])
             if since is not None and matching:
                 raise ValueError("invalid from: a time has another number in each stream; expected a number")

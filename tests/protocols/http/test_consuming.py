@@ -481,6 +481,21 @@ def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
     assert b"stream 'logs.c' is not followed" in peer.hear()
 
 
+def test_rewinding_to_a_time_finds_its_number_in_each_stream() -> None:
+    world = World()
+    for second, streams in ((1, ("logs.a", "logs.b")), (9, ("logs.b", "logs.b"))):
+        world.journal.now = lambda second=second: second * 1_000_000
+        for stream in streams:
+            world.publish(1, stream)
+    world.ask("GET /streams/*?match=logs.*&subscription=a&from=1")
+    shown = world.ask("POST /subscriptions/a/rewind", {"since": "1970-01-01T00:00:05Z"})[1]
+    assert (shown["lag"], world.broker.table.find("a").places) == (2, {"logs.a": 1, "logs.b": 1})
+    assert world.ask("POST /subscriptions/a/rewind", {"since": "yesterday"})[0] == 400
+    assert world.ask("POST /subscriptions/a/rewind", {"since": "-1h", "seq": 1})[0] == 400
+    made = {"match": "logs.*", "shared": True, "from": "1970-01-01T00:00:05Z"}
+    assert world.ask("PUT /subscriptions/w", made)[1]["lag"] == 2
+
+
 def test_subscription_to_a_stream_cannot_be_used_for_a_pattern_and_vice_versa() -> None:
     world = logs()
     world.ask(POLL)
