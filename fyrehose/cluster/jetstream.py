@@ -49,6 +49,8 @@ T = TypeVar("T")
 WRONG_LAST = 10071
 #: JetStream's error code for a stream without a leader, as far as this NATS server knows; another may know a leader.
 NO_LEADER = 10008
+#: JetStream's error code for a repeated append while the first one waits for a majority, which may never come.
+IN_PROCESS = 10158
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
 #: After this many seconds without an answer, the NATS server counts as frozen or cut off, and the next one is used.
@@ -393,10 +395,13 @@ async def _ignore(message: Any) -> None:
 
 
 def refusal(error: Exception) -> str:
-    """Return the text of *error* if NATS has answered with it; otherwise an empty string."""
+    """Return the text of *error* if NATS has answered with it; otherwise an empty string.
+
+    An answer that a NATS server gives without the stream's other servers is none: it may be cut off from them.
+    """
     from nats.js.errors import APIError
 
-    if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER):
+    if not isinstance(error, APIError) or error.err_code in (None, NO_LEADER, IN_PROCESS):
         return ""
     return f"NATS refuses: {error.description or type(error).__name__} (code {error.err_code})"
 

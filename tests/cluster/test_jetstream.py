@@ -335,6 +335,7 @@ def test_a_stream_that_refuses_entries_above_its_limit_is_accepted() -> None:
         (APIError(400, "maximum bytes exceeded", 10077), "NATS refuses: maximum bytes exceeded (code 10077)"),
         (APIError(404, "stream not found", 10059), "NATS refuses: stream not found (code 10059)"),
         (APIError(503, "JetStream system temporarily unavailable", 10008), ""),
+        (APIError(409, "duplicate message id is in process", 10158), ""),
         (APIError(503), ""),
         (TimeoutError(), ""),
     ],
