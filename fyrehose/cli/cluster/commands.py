@@ -411,10 +411,12 @@ def _members(found: Survey) -> list[MemberStatus]:
 
 def _show(found: Survey) -> None:
     ends = {said.get("name"): int(said.get("position", 0)) for said in found.servers}
+    unfit = {said.get("name"): re.sub(r"[^\x20-\x7e]", "?", str(said.get("unfit") or "")) for said in found.servers}
     leader = leader_of(found.servers)
     rows = []
     for each in _members(found):
         role = each.role if each.alive or each.heard is None else f"silent for {each.heard:.0f} s"
+        role += f" ({why})" if (why := unfit.get(each.name)) else ""
         leads = leader is not None and leader.get("name") == each.name
         lacks = (each.behind, each.records, each.seconds)
         heard = "" if leads or each.heard is None else f"{each.heard:.1f} s ago"

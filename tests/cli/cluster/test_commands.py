@@ -93,6 +93,11 @@ def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(as
     assert ["n3", "?", "no", "offline"] in lines
 
 
+def test_status_says_why_a_server_should_not_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear(monkeypatch, Survey([LEADER, {**FOLLOWER, "unfit": "its disk is\nfull"}], LOG, SERVERS))
+    assert "follower (its disk is?full)" in run("status", *NATS).output
+
+
 def test_status_can_be_printed_as_json(asked: list[ReplicationSettings]) -> None:
     said = json.loads(run("status", *NATS, "--format", "json").output)
     assert said["servers"] == [LEADER, FOLLOWER]
