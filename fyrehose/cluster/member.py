@@ -240,6 +240,7 @@ class Member:
             self._jobs.begin("open", self._open)
             return
         self._growth.note(self.role.mark, self.journal.applied + self.gate.released, now)
+        self._succession.look()
         self.say()
         if now - self._noted >= 1.0:
             self._noted = now
@@ -253,7 +254,7 @@ class Member:
             self._lead(now)
 
     def _try_take_over(self, now: float) -> None:
-        if self._watch.why_take_over(self.role, now, self._succession.unfit) and not self._reopens:
+        if self._watch.why_take_over(self.role, now, self._succession.unable) and not self._reopens:
             self._jobs.begin("take over", self._take_over)
 
     def failed(self, failure: Failure) -> None:
@@ -276,7 +277,7 @@ class Member:
         )
 
     async def _note(self) -> None:
-        self.role.noted(await self.journal.note())
+        self.role.noted(await self._succession.sync())
 
     # Follow.
 
@@ -342,7 +343,7 @@ class Member:
         extent = await self.log.extent()
         if extent.last == 0 and not self._may_begin():
             return
-        why = self._watch.why_take_over(self.role, self.reactor.seconds(), self._succession.unfit)
+        why = self._watch.why_take_over(self.role, self.reactor.seconds(), self._succession.unable)
         if why and self.role.take_over(extent.last, why):
             self._answers.begin(self.reactor.seconds())
             await self._actor.perform()
@@ -370,8 +371,9 @@ class Member:
             self._jobs.begin("leave", self._leave)
         elif self._succession.must_hand_over():
             self._jobs.begin("hand over", lambda: self._relinquish(self._succession.unfit))
-        self._membership.fill_places(role, now)
-        self._trimmer.trim(role, now)
+        if not self._succession.leaving:  # nothing may come between the last append and the successor's take-over
+            self._membership.fill_places(role, now)
+            self._trimmer.trim(role, now)
         if self._trimmer.is_due(now) or now - self._appends.confirmed >= INTERVAL:
             self._jobs.begin("measure", self._measure)
         self._actor.act()

@@ -9,6 +9,7 @@ Safety does not depend on this module: whichever server takes over does so by an
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import attrs
@@ -28,6 +29,9 @@ log = Logger()
 BEHIND_S = 1.0
 #: How long a leader waits for its appends, and then for its successor, before it goes on as the leader, in seconds.
 HANDOVER_S = 2.0
+#: A disk is slow while its syncs take this long, in seconds, for so many looks, four in a second; and for so many looks
+#: after that, so that the lead does not move to and fro.
+SLOW_S, SLOW_LOOKS, LASTING_LOOKS = 1.0, 20, 120
 #: How often a leader that should not lead looks for a successor, in seconds.
 RETRY_S = 1.0
 
@@ -49,17 +53,39 @@ class Succession:
     say: Callable[[], object]
     leaving: bool = attrs.field(default=False, init=False)
     successor: str = attrs.field(default="", init=False)
+    _syncing_since: float = attrs.field(default=inf, init=False)  #: when the sync under way began
+    _took: float = attrs.field(default=0.0, init=False)  #: how long the last sync took
+    _slow_looks: int = attrs.field(default=0, init=False)  #: how many looks in a row have found the disk slow
+    _slow_for: int = attrs.field(default=0, init=False)  #: for how many further looks it counts as slow
     _retry_at: float = attrs.field(default=0.0, init=False)  #: when to look for a successor again
 
     @property
-    def unfit(self) -> str:
-        """Return why this server should not lead; empty if it may."""
+    def unable(self) -> str:
+        """Return why this server leads only if no other can; empty if it takes over like any other."""
         return self.gate.unfit or ("its disk is full" if self.journal.lacks_room else "")
+
+    @property
+    def unfit(self) -> str:
+        """Return why another server should lead rather than this one; empty if this one may."""
+        return self.unable or ("its disk is slow" if self._slow_looks or self._slow_for else "")
+
+    async def sync(self) -> int:
+        """Sync the durable mark, and note how long that takes; return the mark."""
+        self._syncing_since = self.reactor.seconds()
+        mark = await self.journal.note()
+        self._took, self._syncing_since = self.reactor.seconds() - self._syncing_since, inf
+        return mark
+
+    def look(self) -> None:
+        """Judge the disk by its last sync, and by the one under way."""
+        took = max(self._took, self.reactor.seconds() - self._syncing_since)
+        self._slow_looks = self._slow_looks + 1 if took >= SLOW_S else 0
+        self._slow_for = LASTING_LOOKS if self._slow_looks >= SLOW_LOOKS else max(0, self._slow_for - 1)
 
     def must_hand_over(self) -> bool:
         """Return whether this leader should look for a successor now, because it is unfit."""
         now = self.reactor.seconds()
-        if not self.unfit or now < self._retry_at:
+        if not (self.unable or self._slow_for) or now < self._retry_at:
             return False
         self._retry_at = now + RETRY_S
         return True
@@ -86,6 +112,10 @@ class Succession:
         lag = self.growth.since(peer.position, now)[1]
         return peer.unfit or ("" if lag is not None and lag <= BEHIND_S else "it is behind")
 
+    def _settles(self) -> bool:
+        """Return whether publishes wait for the disk, which has room for them."""
+        return self.journal.unsettled and not self.journal.lacks_room
+
     async def hand_over(self, role: Role, why: str, name: str = "") -> None:
         """Let another server lead: refuse publishes, settle those under way, then tell the others to take over.
 
@@ -99,7 +129,7 @@ class Succession:
         log.info("replication: {reason}", reason=reason)
         self.gate.hold(reason)
         deadline = self.reactor.seconds() + HANDOVER_S
-        while role.pending and self.reactor.seconds() < deadline:
+        while (role.pending or self._settles()) and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, 0.01)
         self.leaving, deadline = not role.pending, self.reactor.seconds() + HANDOVER_S
         while self.leaving and role.state is State.LEADER and self.reactor.seconds() < deadline:

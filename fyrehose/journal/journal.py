@@ -206,6 +206,11 @@ class FileJournal:
         self.gate.unfit = why
 
     @property
+    def unsettled(self) -> bool:
+        """Return whether publishes that were accepted are not settled yet."""
+        return self._commits.accepted != self._settled
+
+    @property
     def lacks_room(self) -> bool:
         """Return whether the disk has too little room for publishes."""
         return self._room.lacks
@@ -499,7 +504,7 @@ class FileJournal:
             return
         if self._room.lacks:
             self._await_room()
-        waits = self.state is JournalState.READ_ONLY and self._commits.accepted != self._settled
+        waits = self.state is JournalState.READ_ONLY and self.unsettled
         if waits and self.reactor.seconds() - self._read_only_at >= PATIENCE:
             self._observer.stuck(str(self.standing.refusal))
 

@@ -31,6 +31,7 @@ from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeU
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import InlineWorker
+from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import SyncFailed, Writer
@@ -39,6 +40,29 @@ from fyrehose.records import Run
 from fyrehose.server.journal_copy import copy_journal
 from fyrehose.testing.sinks import RecordingSink
 from tests.doubles.shared_log import Hub, MemoryLog
+
+
+@attrs.define(eq=False, repr=False)
+class Disk(Files):
+    """The disk of the server *name*, whose free space the test may decide."""
+
+    cluster: Cluster
+    name: str
+
+    def free(self, directory: Path) -> int:
+        return self.cluster.free.get(self.name, 1 << 40)
+
+
+@attrs.define(eq=False, repr=False)
+class DiskThread(InlineWorker):
+    """The thread of the server *name* that writes its disk, which the test may slow down."""
+
+    cluster: Cluster
+    name: str
+
+    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
+        delay = self.cluster.slow.get(self.name, 0.0)
+        return deferLater(self.cluster.clock, delay, job) if delay else super().call(job)
 
 
 @attrs.define(eq=False, repr=False)
@@ -61,8 +85,9 @@ class Server:
         self.journal = replicated(
             cluster.clock,
             cluster.directory / self.name,
-            JournalSettings(segment_size=1 << 14, min_free=0),
-            worker=InlineWorker(),
+            JournalSettings(segment_size=1 << 14, min_free=1),
+            files=Disk(cluster, self.name),
+            worker=DiskThread(cluster, self.name),
             replication=ReplicationSettings(
                 servers=("nats://x:1",),
                 name=self.name,
@@ -127,6 +152,9 @@ class Cluster:
     copy: Callable[..., int] = copy_journal
     member_timeout: float = 86400.0
     log_limit: int = 1 << 30
+    #: The free space of servers' disks in bytes, and how long each of their jobs takes in seconds, by name.
+    free: dict[str, int] = attrs.field(factory=dict)
+    slow: dict[str, float] = attrs.field(factory=dict)
     #: When the last number of the stream "s" was acknowledged, and that number.
     acknowledged_at: list[tuple[float, int]] = attrs.field(factory=list)
     clock: Clock = attrs.field(factory=Clock)

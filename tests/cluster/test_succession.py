@@ -9,6 +9,7 @@ import pytest
 
 from fyrehose.cluster.members import ChangeKind, MemberChange
 from fyrehose.cluster.role import State
+from fyrehose.cluster.succession import SLOW_LOOKS, SLOW_S
 from fyrehose.errors import ReadOnly
 
 from .test_member import Cluster, Server
@@ -19,6 +20,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     yield made
     made.hub.away.clear()
+    made.free.clear()
+    made.slow.clear()
     for server in made.servers.values():
         if server.up:
             server.stop()
@@ -127,3 +130,81 @@ def test_a_server_in_maintenance_hands_over_and_leads_only_if_no_other_can(clust
     rest.stop()
     cluster.run(30, until=lambda: bool(cluster.leaders))
     assert cluster.leaders, "a server that should not lead is better than none"
+
+
+def test_a_leader_whose_disk_is_full_hands_over_to_a_server_with_room(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    leader.publish(b"before")
+    cluster.run(2)
+    cluster.free[leader.name] = 0
+    cluster.run(5, until=lambda: leader.role is State.FOLLOWER)
+    new = cluster.elect()
+    assert new is not leader
+    new.publish(b"after")
+    cluster.run(2)
+    assert new.acknowledged == [b"after"]
+
+
+def test_a_leader_leads_on_while_all_disks_are_full(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    for server in (*other_than(cluster, leader), leader):
+        cluster.free[server.name] = 0
+        cluster.run(2)
+    cluster.run(20)
+    assert cluster.leaders == [leader]
+    cluster.free.clear()
+    cluster.run(20)
+    leader.publish(b"x")
+    cluster.run(2)
+    assert leader.acknowledged == [b"x"]
+
+
+@pytest.mark.parametrize(("slow", "moves"), [("leader", True), ("all", False)])
+def test_lead_moves_from_a_slow_disk_to_a_faster_one(cluster: Cluster, slow: str, moves: bool) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    for server in cluster.servers.values():
+        if slow == "all" or server is leader:
+            cluster.slow[server.name] = SLOW_S
+    cluster.run(SLOW_LOOKS * 0.25 - 1)
+    assert cluster.leaders == [leader], "a disk may be slow for a moment"
+    cluster.run(5, until=lambda: leader.role is State.FOLLOWER)
+    assert (leader.role is State.FOLLOWER) == moves
+    if moves:
+        assert cluster.elect() is not leader
+
+
+def test_a_server_that_is_behind_does_not_take_over(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    behind = other_than(cluster, leader)[0]
+    cluster.hub.queues[behind.name] = 1.5
+    for number in range(60):
+        leader.publish(b"%d" % number)
+        cluster.run(0.1)
+    ask(cluster, ChangeKind.HAND_OVER, leader.name, behind.name)
+    assert "it is behind" in answer_of(leader)
+    assert leader.role is State.LEADER
+
+
+def test_a_leader_that_has_handed_over_does_not_believe_to_lead_alone(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    leader.publish(b"x")
+    cluster.run(0.3)
+    assert leader.journal.standing.age == 0.0
+    ask(cluster, ChangeKind.HAND_OVER, leader.name)
+    cluster.run(1, until=lambda: len(cluster.leaders) == 2)
+    assert leader in cluster.leaders, "it has not heard of its successor yet"
+    assert leader.journal.standing.age != 0.0
+
+
+def test_a_disk_that_is_slow_now_and_then_moves_no_lead(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    for _ in range(4):
+        cluster.slow[leader.name] = SLOW_S
+        cluster.run(SLOW_LOOKS * 0.25 / 2)
+        cluster.slow.clear()
+        cluster.run(3)
+    assert cluster.leaders == [leader]
