@@ -138,6 +138,7 @@ LAYERS = (
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
         *("spans", "ndjson", "toml_files", "observe", "client_tls", "periodic", "routes", "inflate", "file_content"),
+        "fair_order",
     ),
     ("journal", "broker", "subscriptions", *BOUNDS),
     ("net",),

@@ -8,13 +8,10 @@ Work is done in *turns*.  A turn is bounded by whoever takes it, and has a cost:
 if that is more; ROUND bytes cost as much as ROUND_S.  A *round* is as many turns as cost about that much.  Then the
 reactor runs, and reads and writes sockets, before the next round.
 
-- The next turn is one of the share that has paid least.  Within a share, works follow each other in their order.
-- A share that begins to wait counts as having paid as much as the one whose turn is last, unless it has paid more.  So
-  nobody saves up turns, and nobody loses a debt by being idle while others wait.
+- The next turn is one of the share that has paid least (:mod:`fyrehose.fair_order`).  Within a share, works follow each
+  other in their order.
 - Input is handled as it arrives while no input of its network waits, and until that has taken INPUT_S since the last
   round.  It pays for that as for a turn.
-
-So of n shares that wait, each gets an n-th of the time, and a share that has paid nothing waits for n turns at most.
 
     turns.ready(work, network)     work.take_turn() is called in a later turn of the reactor, once
     turns.open(share)              whether input may be handled now; then turns.charge(share, seconds)
@@ -23,12 +20,13 @@ So of n shares that wait, each gets an n-th of the time, and a share that has pa
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
 from typing import Protocol
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
+
+from fyrehose.fair_order import FairOrder
 
 #: How many bytes the turns of one round handle, at most, before the reactor runs again.
 ROUND = 512 << 10
@@ -38,8 +36,6 @@ ROUND_S = 0.005
 LEAST = 1 << 10
 #: How long input is handled as it arrives, between two rounds, in seconds.
 INPUT_S = 0.005
-#: How many shares without waiting work are remembered, before those are forgotten that owe nothing any more.
-MOST_IDLE = 1_024
 
 
 class TakesTurns(Protocol):
@@ -64,13 +60,8 @@ class Turns:
     clock: IReactorTime | None = None
     left: float = attrs.field(default=INPUT_S, init=False)
     waiting: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
-    #: what each share has paid, in bytes, whether anything of it waits or not
-    _paid: dict[str, float] = attrs.field(factory=dict, init=False)
-    #: a heap of the shares in ``waiting``, but the one whose turn it is: what each had paid when it was added
-    _order: list[tuple[float, int, str]] = attrs.field(factory=list, init=False)
-    _added: int = attrs.field(default=0, init=False)
-    #: what the share whose turn was last had paid before it
-    _level: float = attrs.field(default=0.0, init=False)
+    #: the shares in ``waiting``, but the one whose turn it is; they pay in bytes
+    _order: FairOrder = attrs.field(factory=FairOrder, init=False)
     _running: bool = attrs.field(default=False, init=False)
     _next_round: IDelayedCall | None = attrs.field(default=None, init=False)
 
@@ -84,8 +75,7 @@ class Turns:
         queue = self.waiting.get(share)
         if queue is None:
             queue = self.waiting[share] = deque()
-            self._pay(share, 0.0)
-            self._enter(share)
+            self._order.enter(share)
         queue.append(work)
 
     def open(self, share: str) -> bool:
@@ -96,7 +86,7 @@ class Turns:
         """Let *share* pay for *seconds* in which its input was handled as it arrived."""
         self.left -= seconds
         if self.waiting:
-            self._pay(share, seconds * (ROUND / ROUND_S))
+            self._order.pay(share, seconds * (ROUND / ROUND_S))
 
     def run(self, work: TakesTurns | None = None, share: str = "") -> None:
         """Begin a round now, unless one is scheduled or running already; queue *work* for it."""
@@ -121,12 +111,7 @@ class Turns:
         left = float(ROUND)
         last = self._clock.seconds() if len(self._order) > 1 else 0.0
         end = last + ROUND_S if last else 0.0
-        while left > 0 and self._order:
-            paid, _, share = heappop(self._order)
-            if paid < self._paid[share]:  # it was charged meanwhile
-                self._enter(share)
-                continue
-            self._level = paid
+        while left > 0 and (share := self._order.next()) is not None:
             queue = self.waiting[share]
             work = queue.popleft()
             cost = float(LEAST)
@@ -142,11 +127,11 @@ class Turns:
                     cost = max(cost, (now - last) * (ROUND / ROUND_S))
                 last, end = now, end or now + ROUND_S
                 left = left - cost if now < end else 0.0
-            self._pay(share, cost)
+            self._order.pay(share, cost)
             if not queue:
                 self.waiting.pop(share, None)
             elif share in self.waiting:  # the turn has not closed everything
-                self._enter(share)
+                self._order.enter(share)
         self._end_round()
 
     def _end_round(self) -> None:
@@ -155,13 +140,12 @@ class Turns:
         if self.waiting:
             self._schedule()
         else:
-            self._paid.clear()
-            self._level = 0.0
+            self._order.forget()
 
     def close(self) -> None:
         """Forget everything that waits."""
         self.waiting.clear()
-        self._order.clear()
+        self._order.forget()
         if self._next_round is not None:
             self._next_round.cancel()
             self._next_round = None
@@ -170,17 +154,6 @@ class Turns:
     def _clock(self) -> IReactorTime:
         assert self.clock is not None, "a listener sets the clock"
         return self.clock
-
-    def _enter(self, share: str) -> None:
-        """Add *share* to the heap; of two that have paid the same, the one that was added first is first."""
-        self._added += 1
-        heappush(self._order, (self._paid[share], self._added, share))
-
-    def _pay(self, share: str, cost: float) -> None:
-        self._paid[share] = max(self._paid.get(share, 0.0), self._level) + cost
-        if len(self._paid) > MOST_IDLE + len(self.waiting):
-            kept = {each: paid for each, paid in self._paid.items() if paid > self._level or each in self.waiting}
-            self._paid = kept
 
     def _schedule(self) -> None:
         if self._next_round is None and not self._running:
