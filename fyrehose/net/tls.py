@@ -203,12 +203,12 @@ class TLS:
 
 
 class PacedConnection(SSL.Connection):
-    """The TLS of one connection: it decrypts small records together, and none while the connection is not read.
+    """The TLS of one connection: it decrypts small records together, and none while others have their turns.
 
     A read of 64 KiB may hold 2,800 records of one byte, each of which costs as much as a message.
 
     :ivar paused: whether the connection is not read, so that records wait in memory as they were received
-    :ivar cut: whether records may wait that no turn is waiting for
+    :ivar cut: whether records may wait in memory
     :ivar ended: whether the peer has closed its sending side, so that no bytes follow those that have arrived
     """
 
@@ -228,7 +228,7 @@ class PacedConnection(SSL.Connection):
         """Return the content of the next records, up to RECORDS of them, or as many as exceed *bufsiz* bytes."""
         if self._error is not None:
             self._end(self._error)
-        if self.paused:
+        if self.paused or not self._protocol.may_decrypt():
             self.cut = True
             raise SSL.WantReadError
         began = self._protocol.factory.clock.seconds()
@@ -271,7 +271,7 @@ class PacedTLS(BufferingTLSTransport):
     transport: Any
     wrappedProtocol: Any
     beginning = b""
-    _input_ended = False
+    _input_ended = _waits = _has_turn = False
 
     @property
     def _connection(self) -> PacedConnection | None:
@@ -289,8 +289,8 @@ class PacedTLS(BufferingTLSTransport):
         if connection is not None:
             connection.paused = False
             if connection.cut:
-                connection.cut = False
-                self.wrappedProtocol.turns.ready(self, self.wrappedProtocol.input_share)
+                self._wait()
+                return
         if not self.transport.disconnecting:  # the peer may have ended TLS behind input that waits
             self.transport.resumeProducing()
 
@@ -326,12 +326,33 @@ class PacedTLS(BufferingTLSTransport):
         if isinstance(self.wrappedProtocol, SessionProtocol):
             self.wrappedProtocol.turns.charge(self.wrappedProtocol.input_share, seconds)
 
+    def may_decrypt(self) -> bool:
+        """Return whether records may be decrypted now: the network has time left, or has a turn; else wait for one."""
+        session = self.wrappedProtocol
+        if self._has_turn or not isinstance(session, SessionProtocol) or session.turns.open(session.input_share):
+            self._has_turn = False
+            return True
+        self._wait()
+        return False
+
+    def _wait(self) -> None:
+        """Wait for a turn, and read nothing meanwhile."""
+        if not self._waits:
+            self._waits = True
+            self.wrappedProtocol.turns.ready(self, self.wrappedProtocol.input_share)
+            self.wrappedProtocol.reading.pause_for("decryption")
+
     # Called by the server's turns.
 
     def take_turn(self) -> int:
-        """Decrypt the records that wait, until the connection is paused again."""
-        if self._connection is not None:
+        """Decrypt up to RECORDS of the records that wait, unless the connection is paused for another reason."""
+        self._waits, connection = False, self._connection
+        if connection is not None:
+            connection.cut = False
+            self.wrappedProtocol.reading.resume_after("decryption")
+            self._has_turn = not connection.paused
             self.dataReceived(b"")  # type: ignore[no-untyped-call]
+            self._has_turn = False
         return 0
 
     def failed(self, failure: Failure) -> None:
