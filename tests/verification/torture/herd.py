@@ -46,16 +46,13 @@ ATTACKER = "127.0.0.2"
 
 
 def secured(root: Path) -> list[str]:
-    """Return the options of a listener that requires client certificates."""
+    """Return the options of the listeners with TLS, of which one requires client certificates."""
     authority = Authority(servers.directory(str(root / "certificates")))
     own = authority.issue("server", "localhost")
-    options = {
-        "tls-certificate": own.certificate,
-        "tls-key": own.key,
-        "tls-authorities": authority.certificate,
-        "tls-client-auth": "required",
-    }
-    return [f"{herd_attacks.SECURED}.{name}={value}" for name, value in options.items()]
+    tls = {"tls-certificate": own.certificate, "tls-key": own.key}
+    secured = {**tls, "tls-authorities": authority.certificate, "tls-client-auth": "required"}
+    listeners = {herd_attacks.TLS: tls, herd_attacks.SECURED: secured}
+    return [f"{listener}.{name}={value}" for listener, options in listeners.items() for name, value in options.items()]
 
 
 class Run:
@@ -70,7 +67,7 @@ class Run:
     def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
         """Start a server on free ports; if another program takes one of them meanwhile, try other ports."""
         while True:
-            self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.SECURED)), tries - 1
+            self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.TLS, herd_attacks.SECURED)), tries - 1
             try:
                 return self.ports, self.start()
             except servers.ServerEnded as ended:

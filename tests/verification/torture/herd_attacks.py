@@ -16,6 +16,8 @@
     bombs          a large compressed lumberjack frame that is refused near its end, again and again
     handshakes     TLS handshakes without the required client certificate, repeated at once when they fail
     keys           publishes with a new idempotency key each, while a client of another address repeats its own
+    uploads        60 connections that POST 4 MB each, again and again
+    records        32 TLS connections whose records have one byte each
 
 An attack returns what it did, and what it could do although the server should prevent it.
 """
@@ -53,6 +55,8 @@ MOST_EVENTS, MOST_RETURNS = 500, 10
 OPTIONS = {"keys": ["server.memory=64MiB"]}
 #: The listener that uses TLS and requires client certificates.
 SECURED = "figg/secured"
+#: The listener that uses TLS without client certificates.
+TLS = "figg/tls"
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
@@ -551,6 +555,52 @@ def keys(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"{sent} publishes with keys; {doubled} of {len(mine)} honest retries stored twice", wrong
 
 
+def uploads(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    body = bytes(4_000_000)
+    head = f"POST /streams/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    ended = threading.Event()
+    stored: list[int] = []
+
+    def again() -> None:
+        peer = connect(ports["http"], address)
+        if peer is None:
+            return
+        with peer, contextlib.suppress(OSError):
+            peer.settimeout(PATIENCE)
+            while not ended.is_set():
+                peer.sendall(head)
+                peer.sendall(body)
+                answers(peer, 1)
+                stored.append(len(body))
+
+    peers = [threading.Thread(target=again, daemon=True) for _ in range(60)]
+    for peer in peers:
+        peer.start()
+    while not stopped(0.5):
+        pass
+    ended.set()
+    return f"{len(stored)} bodies of {len(body)} bytes were stored", []
+
+
+def records(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    peers = []
+    for _ in range(32):
+        peer = connect(ports[TLS], address)
+        assert peer is not None, "the server accepts no connections"
+        peers.append(context.wrap_socket(peer))
+        peers[-1].sendall(wire.publish(b"records", 1, bytes(14_000_000))[:64])
+        peers[-1].setblocking(False)
+    sent = 0
+    while not stopped(0):
+        for each in peers:
+            with contextlib.suppress(ssl.SSLWantWriteError):
+                for _ in range(64):
+                    sent += each.send(b"x")
+    return f"{sent} records of one byte", []
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "nothing": nothing,
     "trickle": trickle,
@@ -568,4 +618,6 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "bombs": bombs,
     "handshakes": handshakes,
     "keys": keys,
+    "uploads": uploads,
+    "records": records,
 }
