@@ -126,7 +126,7 @@ class IJournal(Interface):
         "state that outlives a connection is kept."
     )
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
-    window = Attribute("How many bytes submitted publishes may have so that a further one is durable soon.")
+    window = Attribute("How many bytes of submitted publishes the journal writes in a short time.")
 
     def open(observer: IJournalObserver) -> Deferred[Mapping[str, int]]:
         """Recover the journal, and open it for appends.

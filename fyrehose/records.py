@@ -229,6 +229,7 @@ class Publish:
     :ivar counted: how many runs at the beginning are messages of a peer; the others are records of the server
     :ivar began: when the publish was submitted, on the broker's clock, in seconds
     :ivar retires: streams to retire, by a publish that has no runs
+    :ivar network: the network of the peer, which its publishes wait for; empty: the server itself, and datagrams
     """
 
     runs: list[Run]
@@ -238,6 +239,7 @@ class Publish:
     counted: int = 0
     began: float = 0.0
     retires: Sequence[str] = ()
+    network: str = ""
 
 
 #: Returns the ``room`` of a run.  This is no Python function, so that ``sum(map(room_of, runs))`` is fast.

@@ -66,10 +66,11 @@ class Publisher:
     :param peer: applies the access policy and its limits, unless it is the server itself
     """
 
-    __slots__ = ("_account", "_broker", "_peer", "_settled", "_verdicts")
+    __slots__ = ("_account", "_broker", "_network", "_peer", "_settled", "_verdicts")
 
     def __init__(self, peer: Peer, account: Account | None, settled: Settled) -> None:
         self._peer, self._broker, self._account, self._settled = peer, peer.broker, account, settled
+        self._network = "" if account is None else account.network
         self._verdicts = None if peer.rights is None else peer.rights.verdicts[Action.PUBLISH]
 
     def publish(
@@ -140,7 +141,7 @@ class Publisher:
         if self._account is not None:
             charge = size + RUN_OVERHEAD * len(runs)
             self._account.hold(charge, charge)
-        publish = Publish(runs, size, owner or self, note, counted, broker.clock.seconds())
+        publish = Publish(runs, size, owner or self, note, counted, broker.clock.seconds(), (), self._network)
         broker.journal.submit(publish)
 
     def repeat(self, runs: list[Run], first: int, note: Any) -> Publish:

@@ -1,6 +1,6 @@
 """Group commit: publishes wait, and one commit writes and syncs all publishes that wait.
 
-    submit -> waiting -> a commit: in the reactor's thread at the end of an iteration, or in the writer thread
+    submit -> waiting (waiting.py) -> a commit: in the reactor's thread at the end of an iteration, or the writer thread
            -> Commit -> the gate -> the journal, which settles each owner of the commit once
            -> no room -> waiting, in front, until the journal schedules a commit again
 
@@ -19,7 +19,6 @@ the reactor's thread while the disk is measured to be fast (:class:`Measured`) a
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
@@ -31,6 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.journal import format as fmt
+from fyrehose.journal.waiting import WaitingPublishes
 from fyrehose.journal.writer import Committed, NoRoom, Writer
 from fyrehose.observe.meters import JournalMeters
 from fyrehose.records import Publish, Run
@@ -42,7 +42,7 @@ _HEADER = fmt.BATCH_HEADER.size
 #: Bounds of the upper bound of a commit, in bytes; a single publish may be larger.
 COMMIT = 16 << 20
 LEAST_COMMIT = 1 << 20
-#: How long a commit should take, in seconds, not counting what the smallest takes.
+#: How long a commit should take, in seconds, besides what the smallest takes, or as long as that again.
 COMMIT_S = 25e-3
 #: Commits larger than this, in bytes, are not scheduled ahead, because they take much longer than the reactor's delay.
 AHEAD = 256 << 10
@@ -82,21 +82,25 @@ class Commit:
 
 @attrs.define(eq=False)
 class CommitSize:
-    """The measured size up to which a commit takes COMMIT_S longer than a small one.
+    """The measured size up to which a commit takes COMMIT_S longer than a small one, or twice as long.
 
     :ivar most: that size in bytes, between LEAST_COMMIT and COMMIT
+    :ivar part: how many bytes are written while a small commit takes place, at most ``most``
     """
 
-    most: int = attrs.field(default=COMMIT, init=False)
+    most: int = attrs.field(default=LEAST_COMMIT, init=False)
+    part: int = attrs.field(default=0, init=False)
     _small: float = attrs.field(default=0.0, init=False)  #: how long commits up to LEAST_COMMIT take on average
 
     def took(self, size: int, seconds: float) -> None:
         """Measure a commit of *size* bytes that took *seconds*."""
         if size <= LEAST_COMMIT:
             self._small += (seconds - self._small) * WEIGHT
+        longer = max(COMMIT_S, self._small)
         if 2 * size >= self.most:
-            wanted = size * COMMIT_S / max(seconds - self._small, COMMIT_S / 16)
+            wanted = size * longer / max(seconds - self._small, COMMIT_S / 16)
             self.most = min(COMMIT, max(LEAST_COMMIT, (self.most + int(wanted)) // 2))
+        self.part = int(self.most * self._small / longer)
 
 
 @attrs.define(eq=False)
@@ -114,7 +118,7 @@ class Commits:
     :ivar stopped: whether nothing is written or passed on any more, because the journal ends
     :ivar accepted: how many publishes and retirements were ever submitted
     :ivar size: size of all publishes that wait or are being written, in bytes
-    :ivar waiting: the publishes that wait for a commit, the oldest first
+    :ivar waiting: the publishes that wait for a commit
     :ivar largest: how large a commit is at most
     """
 
@@ -129,7 +133,7 @@ class Commits:
     stopped: bool = attrs.field(default=False, init=False)
     accepted: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
-    waiting: deque[Publish] = attrs.field(factory=deque, init=False)
+    waiting: WaitingPublishes = attrs.field(factory=WaitingPublishes, init=False)
     largest: CommitSize = attrs.field(factory=CommitSize, init=False)
     #: Whether a commit is scheduled that has not taken the waiting publishes yet.
     _scheduled: bool = attrs.field(default=False, init=False)
@@ -198,7 +202,7 @@ class Commits:
                 result = self._write(items)
         except NoRoom:
             result = Failure()
-            self.waiting.extendleft(reversed(items))
+            self.waiting.put_back(items)
             items, size = [], 0
         except Exception:
             self.stopped = True  # Later publishes must not be written without those of this commit.
@@ -207,18 +211,12 @@ class Commits:
 
     def _take(self) -> tuple[list[Publish], int]:
         """Take the publishes of the next commit from those that wait; return them and their size in bytes."""
-        items: list[Publish] = []
-        size = 0
-        waiting = self.waiting
-        while waiting and not self.stopped and (not items or size + waiting[0].size <= self.largest.most):
-            if items and (items[0].retires or waiting[0].retires):
-                break
-            items.append(waiting.popleft())
-            size += items[-1].size
+        items = [] if self.stopped else self.waiting.take(self.largest.most, self.largest.part)
+        size = sum(item.size for item in items)
         needed = size + len(items) * _HEADER
         self._put_off = needed if items and self.may_write is not None and not self.may_write(needed) else 0
         if self._put_off:
-            waiting.extendleft(reversed(items))
+            self.waiting.put_back(items)
             return [], 0
         return items, size
 

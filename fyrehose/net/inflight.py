@@ -12,8 +12,9 @@ costs nothing.  A connection that may not have more is not read, so that TCP mak
 State that lasts as long as a peer wants, such as subscriptions, is in flight, too, up to half of the limit (``keep``
 and ``forget``), and its owners bound it for each address.
 
-A publish waits for the disk behind all earlier ones, whoever sent them.  So input waits while as much was submitted to
-the journal as it writes in a short time (``window``), except that of networks that have nothing there.
+The journal commits the publishes of networks in turns.  It writes ``window`` bytes in a short time, of which each
+network that has publishes there may have its part, so that what follows them does not wait long.  Beyond it the
+network's input waits.
 
 A connection that has nothing in flight is always read, and so is one whose frame has a slot.  Therefore ``used`` is at
 most the limit, and a read of each connection.  And nobody waits for ever: publishes become durable without being read
@@ -93,8 +94,8 @@ class InFlight:
     :ivar room: limit of ``used``, but for small connections and slots
     :ivar part: the bytes of a frame that may arrive without a slot
     :ivar small: what a connection may have in flight after its network has used up its share
-    :ivar submitted: publishes that were submitted to the journal, and are not durable
-    :ivar window: returns how many such bytes there may be before input waits
+    :ivar submitting: how many networks have publishes that were submitted to the journal, and are not durable
+    :ivar window: returns how many bytes of such publishes there may be, divided among these networks
     :ivar slots: the large frames that may arrive
     :ivar unread: what peers leave unread
     """
@@ -104,7 +105,7 @@ class InFlight:
     used: int = attrs.field(default=0, init=False)
     held: int = attrs.field(default=0, init=False)
     kept: int = attrs.field(default=0, init=False)
-    submitted: int = attrs.field(default=0, init=False)
+    submitting: int = attrs.field(default=0, init=False)
     window: Callable[[], int] = attrs.field(default=lambda: 1 << 62, init=False)
     room: int = attrs.field(init=False)
     reserve: int = attrs.field(init=False)
@@ -113,7 +114,8 @@ class InFlight:
     slots: Slots = attrs.field(init=False)
     unread: UnreadMemory = attrs.field(init=False)
     _shares: dict[str, Share] = attrs.field(factory=dict, init=False)
-    _parked: list[Callable[[], object]] = attrs.field(factory=list, init=False)
+    #: the input that waits for the journal, by the share of its network
+    _parked: dict[Share, list[Callable[[], object]]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.room = self.limit * 11 // 16
@@ -157,11 +159,19 @@ class InFlight:
         if size < 0:
             self.slots.serve()
 
+    def is_behind(self, share: Share) -> bool:
+        """Return whether input of *share* has to wait, because the journal has much of its network to write."""
+        return share.submitted > 0 and share.submitted * self.submitting >= self.window()
+
     def proceed(self) -> None:
-        """Let input continue that waits for the journal, unless it is still behind."""
-        if self.submitted < self.window():
-            parked, self._parked = self._parked, []
-            for proceed in parked:
+        """Let input continue that waits for the journal, unless too much of its network still does."""
+        for share in list(self._parked):
+            self.proceed_with(share)
+
+    def proceed_with(self, share: Share) -> None:
+        """Let input of *share* continue, as :meth:`proceed` does with that of all."""
+        if share in self._parked and not self.is_behind(share):
+            for proceed in self._parked.pop(share):
                 proceed()
 
 
@@ -193,8 +203,9 @@ class Account:
         :param submitted: how many of them are submitted to the journal
         """
         budget, share = self.budget, self.share
+        if submitted and not share.submitted:
+            budget.submitting += 1
         share.submitted += submitted
-        budget.submitted += submitted
         self.held += size
         budget.held += size
         share.used += size
@@ -207,7 +218,8 @@ class Account:
         """Release the *size* bytes of one call of :meth:`hold`: the publish became durable, or was refused."""
         budget, share = self.budget, self.share
         share.submitted -= submitted
-        budget.submitted -= submitted
+        if submitted and not share.submitted:
+            budget.submitting -= 1
         self.held -= size
         budget.held -= size
         share.used -= size
@@ -222,18 +234,18 @@ class Account:
         if self._closed:
             self._forget_share()
         if budget._parked:
-            budget.proceed()
+            budget.proceed_with(share)
 
     @property
     def behind(self) -> bool:
-        """Return whether input has to wait for the journal, because it has much to write, and some of this network."""
-        return self.share.submitted > 0 and self.budget.submitted >= self.budget.window()
+        """Return whether input has to wait, because the journal has much of this network to write."""
+        return self.budget.is_behind(self.share)
 
     def park(self, proceed: Callable[[], object]) -> bool:
         """Return False if input need not wait for the journal; else call *proceed* when it may continue."""
         if self._closed or not self.behind:
             return False
-        self.budget._parked.append(proceed)
+        self.budget._parked.setdefault(self.share, []).append(proceed)
         return True
 
     def expect(self, size: int, arrived: int) -> None:

@@ -197,18 +197,25 @@ def test_input_waits_for_the_journal_except_that_of_networks_that_have_nothing_t
     assert waiting == [one, same]
 
 
-def test_input_waits_until_the_journal_is_less_than_a_window_behind() -> None:
+def test_networks_that_publish_share_what_the_journal_writes_in_a_short_time() -> None:
     one, other = behind(InFlight(), MIB, "a", "b")
-    other.account.hold(MIB, MIB)
-    other.account.hold(MIB, MIB)
+    other.account.hold(MIB // 2 - 1, MIB // 2 - 1)
     waiting: list[str] = []
+    assert not other.account.park(lambda: waiting.append("b")), "it has less than its half"
     assert one.account.park(lambda: waiting.append("a"))
-    other.account.release(MIB, MIB)
-    assert not waiting
-    other.account.release(MIB, MIB)
-    assert not waiting
+    other.account.hold(1, 1)
+    assert other.account.park(lambda: waiting.append("b"))
     one.account.release(MIB, MIB)
     assert waiting == ["a"]
+    other.account.release(1, 1)
+    assert waiting == ["a", "b"]
+
+
+def test_input_of_a_network_does_not_wait_for_publishes_of_another() -> None:
+    one, other = behind(InFlight(), MIB, "a", "b")
+    other.account.hold(100, 100)
+    assert not other.account.behind
+    assert one.account.behind
 
 
 def test_closed_account_waits_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Fuzz the three bounds of net/: turns, slots and what is in flight, each beside a plain account of what it must keep.
+"""Fuzz the bounds of net/ (turns, slots, what is in flight) and the queue before the disk, each beside a plain account.
 
     python tests/verification/fuzz/fuzz_bounds.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -17,10 +17,14 @@ import attrs
 import harness
 from twisted.internet.task import Clock
 
-with harness.instrumented("fyrehose.net.turns", "fyrehose.net.slots", "fyrehose.net.inflight"):
+with harness.instrumented(
+    "fyrehose.net.turns", "fyrehose.net.slots", "fyrehose.net.inflight", "fyrehose.journal.waiting"
+):
+    from fyrehose.journal.waiting import WaitingPublishes
     from fyrehose.net.inflight import InFlight
     from fyrehose.net.slots import RELIEF_S, Slots
     from fyrehose.net.turns import LEAST, ROUND, Turns
+    from fyrehose.records import Publish, Run
 
 
 class Reactor(Clock):
@@ -192,10 +196,51 @@ def inflight(data: bytes) -> None:
     assert all(peer.reads and not peer.frame for peer in peers)
     for account, size in held:
         account.release(size, size)
-    assert budget.submitted == budget.held == 0
+    assert budget.submitting == budget.held == 0
 
 
-DECODERS = {"turns": turns, "slots": slots, "inflight": inflight}
+def commits(data: bytes) -> None:
+    """Check that each publish is committed once, in the order of its network, its streams and retirements."""
+    dice, queue, sent, done = harness.Dice(data), WaitingPublishes(), list[Publish](), list[Publish]()
+    back: list[Publish] = []
+
+    def take() -> None:
+        items = queue.take(most := 1 + dice.below(500), dice.below(200))
+        assert not back or items == back, "a commit that was put back is next"
+        assert back or len(items) <= 1 or sum(item.size for item in items) <= most
+        assert len(items) <= 1 or not any(item.retires for item in items)
+        back.clear()
+        if dice.one_in(8):
+            queue.put_back(items)
+            back.extend(items)
+        else:
+            done.extend(items)
+
+    while dice:
+        if dice.one_in(4):
+            take()
+        elif dice.one_in(20):
+            sent.append(Publish([], 0, None, len(sent), retires=["a"]))
+            queue.append(sent[-1])
+        else:
+            runs = [Run.of(dice.choice("abcdef"), [b""], source="") for _ in range(1 + dice.below(2))]
+            sent.append(Publish(runs, 1 + dice.below(300), None, len(sent), network=dice.choice("xyz")))
+            queue.append(sent[-1])
+    while len(queue):
+        before = len(queue)
+        take()
+        assert back or len(queue) < before
+    assert sorted(item.note for item in done) == [item.note for item in sent]
+    last: dict[str, int] = {}
+    for place, item in enumerate(done):
+        assert item.note == place or not item.retires, "a retirement is behind all that was submitted before it"
+        for name in ["retired"] if item.retires else [f"<{item.network}", *(run.stream for run in item.runs)]:
+            assert item.note > max(last.get(name, -1), last.get("retired", -1)), f"{name}: {item.note} is late"
+        for name in ["retired"] if item.retires else [f"<{item.network}", *{run.stream for run in item.runs}]:
+            last[name] = item.note
+
+
+DECODERS = {"turns": turns, "slots": slots, "inflight": inflight, "commits": commits}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

@@ -417,7 +417,7 @@ class Server:
         budget = broker.budget
         counted = {
             "bytes of publishes that are not durable": budget.held,
-            "bytes of publishes in the journal's queue": budget.submitted,
+            "networks with publishes in the journal's queue": budget.submitting,
             "bytes of slots of large frames": budget.slots.used,
             "frames that wait for a slot": budget.slots.waiting,
             "bytes that nobody reads": budget.unread.used,

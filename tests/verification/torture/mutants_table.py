@@ -153,9 +153,30 @@ MUTANTS = (
     Mutant(
         "what has no room comes behind what came later",
         "fyrehose/journal/commit.py",
-        "            self.waiting.extendleft(reversed(items))\n",
-        "            self.waiting.extend(items)\n",
+        "            self.waiting.put_back(items)\n            items, size = [], 0\n",
+        "            [self.waiting.append(item) for item in items]\n            items, size = [], 0\n",
         _TESTS_JOURNAL + " tests/journal/test_commit.py",
+    ),
+    Mutant(
+        "a publish overtakes another one to its stream",
+        "fyrehose/journal/waiting.py",
+        "            self._last[run.stream] = queued\n",
+        "            pass\n",
+        "tests/journal/test_waiting.py",
+    ),
+    Mutant(
+        "publishes overtake a retirement",
+        "fyrehose/journal/waiting.py",
+        "        while arrived and not arrived[0].retires:\n",
+        "        while arrived and (not items or not arrived[0].retires):\n",
+        "tests/journal/test_waiting.py tests/journal/test_commit.py",
+    ),
+    Mutant(
+        "a commit is first come, first served",
+        "fyrehose/journal/waiting.py",
+        "        if not self._queued and (size <= most or len(items) == 1):\n",
+        "        if items:\n",
+        "tests/journal/test_waiting.py",
     ),
     Mutant(
         "a commit is passed on although the journal ends",

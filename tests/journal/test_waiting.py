@@ -1,0 +1,136 @@
+"""The publishes that wait for a commit: whose are next, and which orders stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import pytest
+
+from fyrehose.journal.waiting import WaitingPublishes
+from fyrehose.records import Publish, Run
+
+LARGE, SMALL = 4000, 1
+
+
+@attrs.define(eq=False)
+class Queue:
+    """Waiting publishes whose notes are their names."""
+
+    waiting: WaitingPublishes = attrs.field(factory=WaitingPublishes, init=False)
+
+    def add(self, network: str, name: str, size: int = SMALL, streams: Sequence[str] = ()) -> None:
+        runs = [Run.of(stream, [b"x"], source="t", first_seq=1) for stream in streams or [network]]
+        self.waiting.append(Publish(runs, size, None, name, network=network))
+
+    def retire(self, name: str) -> None:
+        self.waiting.append(Publish([], 0, None, name, retires=["s"]))
+
+    def commit(self, most: int = LARGE, part: int = 0) -> list[str]:
+        return [item.note for item in self.waiting.take(most, part)]
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+def test_publishes_that_fit_into_one_commit_keep_their_order(queue: Queue) -> None:
+    for network, name in zip("abcab", "12345", strict=True):
+        queue.add(network, name)
+    assert len(queue.waiting) == 5
+    assert queue.commit() == ["1", "2", "3", "4", "5"]
+    assert (queue.commit(), len(queue.waiting)) == ([], 0)
+
+
+def test_small_publish_of_another_network_is_part_of_the_next_commit(queue: Queue) -> None:
+    for number in range(60):
+        queue.add("heavy", f"heavy {number}", LARGE)
+    queue.add("light", "light")
+    assert queue.commit() == ["heavy 0"]
+    assert queue.commit() == ["light"]
+    assert queue.commit() == ["heavy 1"]
+    queue.add("light", "light again")
+    assert queue.commit() == ["light again"]
+    assert len(queue.waiting) == 58
+
+
+def test_networks_that_publish_as_much_get_as_much_of_the_disk(queue: Queue) -> None:
+    for number in range(100):
+        queue.add("many", f"many {number}", 40)
+    for network in ("a", "b", "c"):
+        queue.add(network, network, 400)
+    first = queue.commit(most=1600)
+    assert {"a", "b", "c"} <= set(first)
+    assert [name for name in first if name.startswith("many")] == [f"many {number}" for number in range(10)]
+
+
+def test_large_publishes_are_written_although_small_ones_never_end(queue: Queue) -> None:
+    """Each commit takes as long as writing 1,000 bytes, so five small ones cost as much as a large one."""
+    for number in range(3):
+        queue.add("heavy", f"heavy {number}", LARGE)
+    commits = []
+    for number in range(13):
+        queue.add("light", f"light {number}")
+        commits.append(queue.commit(part=1000)[0].partition(" ")[0])
+    assert commits.count("heavy") == 3
+
+
+def test_commit_takes_a_single_publish_that_is_too_large(queue: Queue) -> None:
+    queue.add("a", "larger", LARGE + 1)
+    queue.add("a", "last")
+    assert [queue.commit(), queue.commit(), queue.commit()] == [["larger"], ["last"], []]
+
+
+def test_publish_comes_behind_those_of_other_networks_to_its_streams(queue: Queue) -> None:
+    queue.add("heavy", "1", LARGE)
+    queue.add("heavy", "2", LARGE, ["keys"])
+    queue.add("heavy", "3", LARGE)
+    queue.add("light", "4", SMALL, ["own", "keys"])
+    queue.add("other", "5", SMALL)
+    assert [queue.commit() for _ in range(4)] == [["1"], ["2"], ["5", "4"], ["3"]]
+
+
+def test_publish_takes_those_with_it_that_it_follows_indirectly(queue: Queue) -> None:
+    queue.add("a", "1", 900, ["s"])
+    queue.add("b", "2", 900, ["s", "t"])
+    queue.add("c", "3", SMALL, ["t"])
+    queue.add("a", "4", LARGE)
+    assert queue.commit(most=2000) == ["1", "2", "3"]
+
+
+def test_publishes_of_one_network_never_overtake_each_other(queue: Queue) -> None:
+    queue.add("heavy", "large", LARGE)
+    for number in range(3):
+        queue.add("a", f"large {number}", LARGE)
+        queue.add("a", f"small {number}", SMALL)
+    names = [name for _ in range(9) for name in queue.commit() if name != "large"]
+    assert names == [f"{size} {number}" for number in range(3) for size in ("large", "small")]
+
+
+def test_retirement_stays_between_what_came_before_and_after_it(queue: Queue) -> None:
+    queue.add("heavy", "1", LARGE)
+    queue.add("heavy", "2", LARGE)
+    queue.retire("retired")
+    queue.add("light", "3")
+    queue.add("light", "4")
+    assert [queue.commit() for _ in range(4)] == [["1"], ["2"], ["retired"], ["3", "4"]]
+
+
+def test_commit_that_could_not_be_written_is_the_next_one(queue: Queue) -> None:
+    queue.add("a", "1")
+    queue.add("a", "2")
+    items = queue.waiting.take(LARGE)
+    queue.add("b", "3")
+    queue.waiting.put_back(items)
+    assert len(queue.waiting) == 3
+    assert queue.commit() == ["1", "2"]
+    assert queue.commit() == ["3"]
+
+
+def test_retirement_is_committed_when_all_that_waited_before_it_is_gone(queue: Queue) -> None:
+    queue.add("a", "1", LARGE, ["s"])
+    queue.add("b", "2", SMALL, ["s"])
+    assert queue.commit() == ["1"]
+    queue.retire("retired")
+    assert [queue.commit(), queue.commit(), queue.commit()] == [["2"], ["retired"], []]
