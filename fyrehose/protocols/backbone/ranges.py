@@ -104,28 +104,17 @@ class Replays:
         ranges = self._ranges.setdefault(destination, Ranges())
         return ranges.add(first, last, min(MOST_EACH, max(LEAST_EACH, MOST // len(self._ranges))))
 
-    def next(self) -> tuple[Address, Ranges]:
-        """Return the next destination and its ranges, and move the destination to the end of the queue.
+    def take(self) -> tuple[Address, Ranges]:
+        """Remove and return the destination whose turn is next, and its ranges.
 
         :raises KeyError: the queue is empty
         """
-        destination = next(iter(self._ranges), None)
-        if destination is None:
-            raise KeyError("no range is queued")
-        self._ranges.move_to_end(destination)
-        return destination, self._ranges[destination]
+        return self._ranges.popitem(last=False)
 
-    def sent(self, destination: Address, to: int) -> None:
-        """Record that the ranges of *destination* were sent up to and including *to*."""
-        rest = self._ranges[destination].after(to)
-        if rest:
-            self._ranges[destination] = rest
-        else:
-            self.remove(destination)
-
-    def remove(self, destination: Address) -> None:
-        """Remove all ranges of *destination*."""
-        del self._ranges[destination]
+    def put(self, destination: Address, ranges: Ranges) -> None:
+        """Queue what is left of the *ranges* of *destination*, behind all others; nothing if none are left."""
+        if ranges:
+            self._ranges[destination] = ranges
 
     def clear(self) -> None:
         """Remove all ranges."""

@@ -77,7 +77,7 @@ REFUSALS = (
 )
 #: Bytes of a replay for one destination before the next one has its turn.
 SLICE = 64 << 10
-#: Slices of replays in one turn of the reactor.
+#: Destinations of replays that one turn looks at, until one may be sent a slice.
 SLICES = 8
 #: Ranges in one slice: cutting many small ranges out of a long run takes time.
 SLICE_RANGES = 64
@@ -132,6 +132,7 @@ class BackboneProtocol(TrainProtocol):
         self._sent = (0, 0)
         self._subscription: ISubscription | None = None
         self._replays = Replays()
+        self._replaying = False  #: whether the next slice waits for its turn
         self._draining: Deferred[None] | None = None
 
     @property
@@ -195,7 +196,7 @@ class BackboneProtocol(TrainProtocol):
             elif isinstance(event, Replay):
                 if not self._replays.add(event.destination, event.first, event.last):
                     self._drop(Dropped(source=event.destination, cause="replays-behind"))
-                self._schedule_replay(0)
+                self._schedule_replay()
             else:
                 self._drop(event)
 
@@ -226,7 +227,7 @@ class BackboneProtocol(TrainProtocol):
     def relieved(self) -> None:
         if self._subscription is not None:
             self._subscription.resumeProducing()
-        self._schedule_replay(0)
+        self._schedule_replay()
         self._check_drained()
 
     # Called by the budget.
@@ -372,54 +373,57 @@ class BackboneProtocol(TrainProtocol):
 
     # Answers from the server's own journal, which takes turns with the clients that receive FORWARDs.
 
-    def _schedule_replay(self, delay: float) -> None:
-        if self._replays and self.timers.left(self._replay_turn) is None and not self.waiting:
-            self.timers.start(delay, self._replay_turn)
+    def _schedule_replay(self) -> None:
+        if self._replays and not self._replaying and not self.waiting:
+            self._replaying = True
+            self._broker.turns.ready(self)
 
-    def _replay_turn(self) -> None:
+    def take_turn(self) -> int:
+        """Send a slice to the next destination whose rate allows it, and return its size in bytes."""
+        self._replaying = False
         now = self.reactor.seconds()
-        sent = False
-        for _ in range(min(SLICES, len(self._replays))):
-            if self.waiting or not self._replays:
-                break
-            destination, ranges = self._replays.next()
+        for _ in range(0 if self.waiting else min(SLICES, len(self._replays))):
+            destination, ranges = self._replays.take()
             client = self._session.subscribers.find(destination, now)
             if client is None:
-                self._replays.remove(destination)
-            elif self._session.sent_bytes.spend(destination[0], 0, now):
-                sent = True
-                try:
-                    self._replays.sent(destination, self._replay_slice(destination, client, ranges, now))
-                except Exception:  # an error of one client must not affect the others, which wait for their turns
-                    log.failure(
-                        "{protocol}: answering {peer} failed; please report this bug",
-                        protocol=PROTOCOL,
-                        peer=destination[0],
-                    )
-                    self._replays.remove(destination)
-        self._schedule_replay(0 if sent else REPLAY_WAIT)
+                continue
+            if self._session.sent_bytes.spend(destination[0], 0, now):
+                size, to = self._replay(destination, client, ranges, now)
+                self._replays.put(destination, ranges.after(to))
+                self._schedule_replay()
+                return size
+            self._replays.put(destination, ranges)
+        if self._replays:
+            self.timers.start(REPLAY_WAIT, self._schedule_replay)
+        return 0
 
-    def _replay_slice(self, destination: Address, client: KnownClient, ranges: Ranges, now: float) -> int:
-        """Send some of the records in *ranges*; return the sequence up to which they are finished."""
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which a turn has ended; its destination has to request its records again."""
+        log.failure("{protocol}: answering a REQUEST failed; please report this bug", failure, protocol=PROTOCOL)
+        self._schedule_replay()
+
+    def _replay(self, destination: Address, client: KnownClient, ranges: Ranges, now: float) -> tuple[int, int]:
+        """Send some of the records in *ranges*; return their size in bytes, and the last sequence that is done."""
         part = ranges.first(SLICE_RANGES)
         try:
             runs = self._broker.read(self._settings.stream, part[0][0], SLICE)
         except JournalCorrupt as damage:
             self._drop(Dropped(source=destination, cause="journal-corrupt", detail=str(damage)))
-            return part[0][1]
+            return 0, part[0][1]
         delivers = serialize_delivers(part.select(runs))
         trains = self._ration(client, delivers, ranges)
+        size = sent = 0
         for train in trains:
             # A slice is sent completely, even beyond the rate; the next slice waits until the rate has repaid the debt.
             self._session.sent_bytes.charge(destination[0], train.size, now)
             self.send(train, destination)
             self._count_sent(train)
+            size, sent = size + train.size, sent + train.count
         self.flush()
-        sent = sum(train.count for train in trains)
         self.counters.add(PROTOCOL, "replayed", sent)
         if sent < delivers.count:
-            return ranges[-1][1]  # the ration holds the rest back
-        return min(part[-1][1], runs[-1].last_seq) if runs else part[-1][1]
+            return size, ranges[-1][1]  # the ration holds the rest back
+        return size, min(part[-1][1], runs[-1].last_seq) if runs else part[-1][1]
 
     def _check_drained(self) -> None:
         if self._draining is None:

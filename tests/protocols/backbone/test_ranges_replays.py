@@ -11,8 +11,10 @@ from fyrehose.protocols.backbone.ranges import LEAST_EACH, MOST, MOST_EACH, Repl
 A, B = ("10.0.0.1", 1), ("10.0.0.2", 1)
 
 
-def next_range(replays: Replays) -> tuple[object, tuple[int, int]]:
-    destination, ranges = replays.next()
+def send(replays: Replays, to: int) -> tuple[object, tuple[int, int]]:
+    """Send the next destination its ranges up to *to*; return it, and its first range before that."""
+    destination, ranges = replays.take()
+    replays.put(destination, ranges.after(to))
     return destination, ranges[0]
 
 
@@ -21,24 +23,20 @@ def test_destinations_take_turns_and_ranges_do_not_overtake() -> None:
     assert replays.add(A, 200, 201)
     assert replays.add(A, 1, 100)
     assert replays.add(B, 5, 6)
-    assert next_range(replays) == (A, (1, 100))
-    replays.sent(A, 60)
-    assert next_range(replays) == (B, (5, 6))
-    replays.sent(B, 6)
-    assert next_range(replays) == (A, (61, 100))
-    replays.sent(A, 100)
-    assert next_range(replays) == (A, (200, 201))
-    replays.sent(A, 999)
+    assert send(replays, 60) == (A, (1, 100))
+    assert send(replays, 6) == (B, (5, 6))
+    assert send(replays, 100) == (A, (61, 100))
+    assert send(replays, 999) == (A, (200, 201))
     assert len(replays) == 0
     with pytest.raises(KeyError):
-        replays.next()
+        replays.take()
 
 
 def test_equal_ranges_are_queued_once() -> None:
     replays = Replays()
     assert replays.add(A, 1, 5)
     assert replays.add(A, 1, 5)
-    replays.sent(A, 5)
+    send(replays, 5)
     assert len(replays) == 0
 
 
@@ -64,7 +62,7 @@ def test_destinations_share_a_full_queue_and_each_keeps_a_minimum() -> None:
     assert added[31] == MOST // 32
     assert added[-1] == LEAST_EACH == MOST // 2_048
     assert not replays.add(("10.0.1.1", 1), 9_001, 9_001), "its share has become smaller"
-    replays.remove(("10.0.1.1", 2_048))
+    assert replays.take()[0] == ("10.0.1.1", 1)
     assert len(replays) == 2_047
     replays.clear()
     assert len(replays) == 0

@@ -61,7 +61,7 @@ import tables
 _sync, _check, _expired = RecordingFiles.sync, fmt.BatchHeader.check, retention.expired
 _subscribe, _submit, _begin_write = Broker.subscribe_as, FileJournal.submit, Registry.begin_write
 _send_acks, _answer = FiggServerSession.send_acks, SyslogServerSession.acknowledge
-_due, _replay_slice = Repair.due, BackboneProtocol._replay_slice
+_due, _replay = Repair.due, BackboneProtocol._replay
 _acks, _lost = LumberjackWindows.acks, LumberjackConnection.connectionLost
 _disconnected = Repetitions.disconnected
 _end, _subscribe_after = Requested.end, SnapshotProtocol.subscribe_after
@@ -167,11 +167,10 @@ def _asks_for_one_less(self: Repair, now: float, most: int) -> Any:
     return [(first + 1, last) for first, last in _due(self, now, most) if first < last]
 
 
-def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ranges: Ranges, now: float) -> int:
+def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ranges: Ranges, now: float) -> Any:
     less = Ranges((first, last - 1) for first, last in ranges if first < last)
-    if less:
-        _replay_slice(self, destination, client, less, now)
-    return ranges[-1][1]
+    size, _ = _replay(self, destination, client, less, now) if less else (0, 0)
+    return size, ranges[-1][1]
 
 
 def _acknowledges_what_is_received(self: LumberjackWindows) -> Any:
@@ -336,7 +335,7 @@ BUGS = {
     ),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
-    "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay_slice", _replays_one_less)),
+    "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay", _replays_one_less)),
     "backbone: nobody is trusted": Bug("backbone", (backbone_session, "in_networks", lambda host, networks: False)),
     "backbone: the silent are kept": Bug("backbone", (subscribers, "ALIVE", 6.0)),
     "lumberjack: acknowledged when received": Bug(
