@@ -99,6 +99,8 @@ class Cursor:
     place: StreamCursors
     tally: Tally
     owner: Peer | None
+    #: the network of the subscriber; empty: the server itself
+    network: str
     paused: bool = attrs.field(default=True, init=False)
     stopped: bool = attrs.field(default=False, init=False)
     #: True while the cursor is in the queue or waits at the end of its stream, so that it is not queued twice
@@ -110,11 +112,6 @@ class Cursor:
     def stream(self) -> str:
         """Return the name of the stream."""
         return self.place.stream
-
-    @property
-    def network(self) -> str:
-        """Return the network of the subscriber; empty: the server itself."""
-        return "" if self.owner is None else self.owner.network
 
     @property
     def lag(self) -> int:
@@ -249,7 +246,7 @@ class Fanout:
         place = self._places.get(stream)
         if place is None:
             place = self._places[stream] = StreamCursors(stream, last, self)
-        cursor = Cursor(position, sink, place, tally, owner)
+        cursor = Cursor(position, sink, place, tally, owner, "" if owner is None else owner.network)
         tally.subscriptions += 1
         if IRelay.providedBy(sink):
             tally.relays = (*tally.relays, cursor)

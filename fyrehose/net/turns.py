@@ -1,6 +1,7 @@
 """Give all work its turns, so that no network delays the others: input, output, and the server's own.
 
     what a network sends       share "<" + network    received bytes, beyond what is handled as it arrives
+                               share "<<" + network   such input that is large, or what a first turn has left of it
     what a network receives    share network          cursors, answers to reads, large records
     work of the server         share ""               searches of the log, the page
 
@@ -11,7 +12,7 @@ reactor runs, and reads and writes sockets, before the next round.
 - The next turn is one of the share that has paid least (:mod:`fyrehose.fair_order`).  Within a share, works follow each
   other in their order.
 - Input is handled as it arrives while no input of its network waits, and until that has taken INPUT_S since the last
-  round.  It pays for that as for a turn.
+  round; then one follows, even if nothing waits.  It pays for that as for a turn.
 
     turns.ready(work, network)     work.take_turn() is called in a later turn of the reactor, once
     turns.open(share)              whether input may be handled now; then turns.charge(share, seconds)
@@ -87,6 +88,8 @@ class Turns:
         self.left -= seconds
         if self.waiting:
             self._order.pay(share, seconds * (ROUND / ROUND_S))
+        elif self.left <= 0:
+            self._schedule()
 
     def run(self, work: TakesTurns | None = None, share: str = "") -> None:
         """Begin a round now, unless one is scheduled or running already; queue *work* for it."""
@@ -101,7 +104,9 @@ class Turns:
             work.take_turn()
         except BaseException:  # as in _round()
             work.failed(Failure())
-        self._end_round()
+        self._running, self.left = False, INPUT_S
+        if self.waiting:
+            self._schedule()
 
     def _round(self) -> None:
         """Take turns for a round, unless one is scheduled or running already."""

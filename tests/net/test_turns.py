@@ -225,6 +225,14 @@ def test_input_is_handled_as_it_arrives_until_its_time_is_over(turns: Turns, clo
     assert turns.open("<a")
 
 
+def test_input_is_handled_as_it_arrives_again_in_the_next_turn_of_the_reactor(turns: Turns, clock: Clock) -> None:
+    turns.charge("<a", INPUT_S)
+    assert not turns.open("<a")
+    clock.advance(1)
+    assert turns.open("<a")
+    assert not clock.getDelayedCalls(), "nothing is scheduled while nothing waits"
+
+
 def test_input_of_a_share_that_waits_is_not_handled_before_it(turns: Turns, clock: Clock) -> None:
     start(turns, clock, 1, "<a")
     clock.advance(1)
@@ -330,9 +338,15 @@ class Model(RuleBasedStateMachine):
             self.debts.clear()
             self.level = 0.0
 
+    @precondition(lambda self: not self.paid)
+    @rule()
+    def one_round_without_work(self) -> None:
+        self.clock.advance(1)
+        assert self.turns.left > 0
+
     @invariant()
     def a_round_is_scheduled_while_anything_waits(self) -> None:
-        assert bool(self.clock.getDelayedCalls()) == bool(self.paid)
+        assert bool(self.clock.getDelayedCalls()) == (bool(self.paid) or self.turns.left <= 0)
 
     def teardown(self) -> None:
         while self.paid:
