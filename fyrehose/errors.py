@@ -11,7 +11,6 @@
     │   ├── PayloadTooLarge          the payload exceeds the limit of its stream
     │   ├── TooManyStreams           the server has reached its limit of streams
     │   │   └── TooManyStreamsFromPeer   the peer's address or identity has reached its own limit of streams
-    │   ├── NewStreamRateExceeded    the peer creates streams too fast: try again later (retriable)
     │   ├── NewStreamForbidden       the configuration lets no peer create a stream of this name
     │   ├── StreamFull               the stream has used its last number
     │   ├── KeyReused                the key of the publish belongs to other messages
@@ -131,12 +130,6 @@ class TooManyStreams(PublishError):
 
 class TooManyStreamsFromPeer(TooManyStreams):
     """The peer's address or identity has created as many streams since the server started as its limit permits."""
-
-
-class NewStreamRateExceeded(PublishError):
-    """The peer's address or identity creates streams faster than its limit permits; the peer may try again later."""
-
-    retriable = True
 
 
 class NewStreamForbidden(PublishError):

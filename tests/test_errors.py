@@ -56,7 +56,7 @@ def test_remote_protocol_error_has_a_cause_and_a_detail() -> None:
     assert Broken(error=error).error is error
 
 
-def test_a_full_disk_a_rate_and_a_full_table_of_keys_are_retriable() -> None:
+def test_a_full_disk_and_a_full_table_of_keys_are_retriable() -> None:
     def all_of(cls: type[PublishError]) -> set[type[PublishError]]:
         return {cls}.union(*(all_of(child) for child in cls.__subclasses__() if child.__module__ == errors.__name__))
 
@@ -64,7 +64,6 @@ def test_a_full_disk_a_rate_and_a_full_table_of_keys_are_retriable() -> None:
         "ReadOnly",
         "Following",
         "Unreplicated",
-        "NewStreamRateExceeded",
         "NoRoomForKey",
     }
 

@@ -149,7 +149,7 @@ class Broker(Peer):
         super().__attrs_post_init__()
         self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
-        self._new_streams = NewStreams(self.limits, self._most_new_streams, self.clock.seconds)
+        self._new_streams = NewStreams(self._most_new_streams)
         publish = partial(publish_deferred, self.publisher(None, fire))
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys
@@ -334,7 +334,7 @@ class Broker(Peer):
         self.rules, self.limits, self.max_streams = rules, limits, max_streams
         self.largest = {stream: self._max_payload(stream) for stream in self.largest}
         self.subscriptions.change(limits.subscriptions)
-        self._new_streams.limits, self._new_streams.most = limits, self._most_new_streams
+        self._new_streams.most = self._most_new_streams
         self.named_subscriptions = named_subscriptions
         self.table.room.change(named_subscriptions)
 

@@ -1,6 +1,6 @@
 """Quotas of peers: the streams that one peer may create, and the subscriptions that one address may have.
 
-    publish into new streams     -> NewStreams.charge              -> TooManyStreamsFromPeer, NewStreamRateExceeded
+    publish into new streams     -> NewStreams.charge              -> TooManyStreamsFromPeer
     subscribe, unsubscribe       -> Subscriptions.take, .release   -> TooManySubscriptions
     create named subscriptions   -> NamedRoom.check, .count        -> TooManyNamedSubscriptions
 
@@ -10,14 +10,10 @@ the backbone and the event bus, which use one stream for all of their peers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import ceil
-
 import attrs
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.errors import (
-    NewStreamRateExceeded,
     NoRoomForSubscription,
     TooManyNamedSubscriptions,
     TooManyStreamsFromPeer,
@@ -46,28 +42,11 @@ class PeerLimits:
 
     :ivar streams: how many streams a peer may create since the server started; 0: :data:`STREAMS`, or half of
         ``max_streams`` if that is less
-    :ivar burst: how many streams a peer may create at once
-    :ivar rate: how many further streams a peer may create per second
     :ivar subscriptions: how many subscriptions an address may have at a time
     """
 
     streams: int = 0
-    burst: int = 5_000
-    rate: float = 50.0
     subscriptions: int = 50_000
-
-
-@attrs.define(eq=False)
-class _Creator:
-    """The token bucket of a peer that created streams.
-
-    :ivar tokens: streams that the peer could create at once, at *time* (monotonic, seconds)
-    :ivar created: streams that the peer has created
-    """
-
-    tokens: float
-    time: float
-    created: int = 0
 
 
 @attrs.define(eq=False)
@@ -75,65 +54,39 @@ class NewStreams:
     """The counts of the streams that each peer has created, which refuse streams beyond the limits of the peer.
 
     :ivar most: how many streams one peer may create
-    :ivar seconds: the monotonic clock
+    :ivar creators: how many streams each peer has created
     """
 
-    limits: PeerLimits
     most: int
-    seconds: Callable[[], float]
-    creators: dict[tuple[str, str], _Creator] = attrs.field(factory=dict, init=False)
+    creators: dict[tuple[str, str], int] = attrs.field(factory=dict, init=False)
     #: the keys of ``creators``, by network; each network's in the order in which they last created a stream
     _by_network: FairShare[tuple[str, str]] = attrs.field(factory=lambda: FairShare(MOST_PEERS), init=False)
 
     def charge(self, identity: Identity, streams: list[str]) -> None:
         """Count *streams*, which the peer *identity* is about to create: all of them, or none.
 
-        A peer with its whole burst left may create more than that in one publish, because that publish could never
-        succeed otherwise; the peer then has to wait correspondingly longer.
-
         :raises TooManyStreamsFromPeer: the peer would exceed its limit of streams
-        :raises NewStreamRateExceeded: the peer creates streams too fast, and may repeat the publish later
         """
-        now, count = self.seconds(), len(streams)
-        creators = {key: self._creator(key, now) for key in _keys(identity)}
-        for key, creator in creators.items():
-            self._check(key, creator, streams)
-        for key, creator in creators.items():
-            creator.tokens -= count
-            creator.created += count
-            self._remember(key, creator, network_of(identity.host))
+        keys, network = _keys(identity), network_of(identity.host)
+        for key in keys:
+            self._check(key, streams)
+        for key in keys:
+            created = self.creators.get(key, 0) + len(streams)
+            self._by_network.discard(key)
+            for gone in self._by_network.make_room(network):
+                del self.creators[gone]
+            self.creators[key] = created
+            self._by_network.add(key, network)
 
-    def _remember(self, key: tuple[str, str], creator: _Creator, network: str) -> None:
-        self._by_network.discard(key)
-        for gone in self._by_network.make_room(network):
-            del self.creators[gone]
-        self.creators[key] = creator
-        self._by_network.add(key, network)
-
-    def _creator(self, key: tuple[str, str], now: float) -> _Creator:
-        creator = self.creators.get(key)
-        if creator is None:
-            return _Creator(self.limits.burst, now)
-        creator.tokens = min(self.limits.burst, creator.tokens + (now - creator.time) * self.limits.rate)
-        creator.time = now
-        return creator
-
-    def _check(self, key: tuple[str, str], creator: _Creator, streams: list[str]) -> None:
+    def _check(self, key: tuple[str, str], streams: list[str]) -> None:
         kind, value = key
         peer = "this token" if kind == "token" else f"{kind} {value}"
-        count, limits = len(streams), self.limits
+        count, created = len(streams), self.creators.get(key, 0)
         subject = f"stream {streams[0]!r}" if count == 1 else f"{count} streams, the first of them {streams[0]!r},"
-        if creator.created + count > self.most:
+        if created + count > self.most:
             raise TooManyStreamsFromPeer(
-                f"{subject} cannot be created: {peer} has created {creator.created} since the server started, and the "
-                f"limit is {self.most}; publish to streams that exist, or raise the option server.streams-per-address"
-            )
-        missing = min(count, limits.burst) - creator.tokens
-        if missing > 0:
-            raise NewStreamRateExceeded(
-                f"{subject} cannot be created yet: {peer} creates streams faster than {limits.rate:g} per second after "
-                f"{limits.burst} at once; publish again in {ceil(missing / limits.rate)} s, or raise the option "
-                "server.streams-per-address"
+                f"{subject} cannot be created: {peer} has created {created} since the server started, and the limit is "
+                f"{self.most}; publish to streams that exist, or raise the option server.streams-per-address"
             )
 
 

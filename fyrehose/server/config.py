@@ -98,8 +98,7 @@ class ServerSettings:
     streams_per_address: int = option(
         0,
         count,
-        f"number of streams that one address, or one identity, may create until a restart: {_LIMITS.burst}, or half "
-        f"of them, at once, then {_LIMITS.rate:g}, or a 200th, each second; 0: {STREAMS}, or half of "
+        f"number of streams that one address, or one identity, may create until a restart; 0: {STREAMS}, or half of "
         "max-streams if that is less",
     )
     subscriptions_per_address: int = option(
@@ -134,12 +133,7 @@ class ServerSettings:
     @property
     def peer_limits(self) -> PeerLimits:
         """Return the limits of the streams and subscriptions that one peer may create."""
-        return PeerLimits(
-            streams=self.streams_per_address,
-            burst=max(_LIMITS.burst, self.streams_per_address // 2),
-            rate=max(_LIMITS.rate, self.streams_per_address / 200),
-            subscriptions=self.subscriptions_per_address,
-        )
+        return PeerLimits(streams=self.streams_per_address, subscriptions=self.subscriptions_per_address)
 
 
 @attrs.frozen(kw_only=True)

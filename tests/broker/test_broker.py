@@ -9,7 +9,6 @@ from twisted.logger import capturedLogs, formatEvent
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.publisher import MOST_PRODUCERS, fire
-from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import (
@@ -179,7 +178,7 @@ def test_each_message_of_a_run_is_counted() -> None:
 
 @pytest.mark.parametrize(("max_streams", "most"), [(1, 1), (3, 1), (4, 2)])
 def test_one_peer_creates_at_most_half_of_all_streams(max_streams: int, most: int) -> None:
-    broker, _, _ = make(max_streams=max_streams, limits=PeerLimits(burst=10))
+    broker, _, _ = make(max_streams=max_streams)
     maker = Identity(host="10.0.0.1")
     runs = [Run.of(f"s{n}", [b"x"], source="test") for n in range(most + 1)]
     assert broker.identified(maker).publish(runs[:most]).result == (1,) * most

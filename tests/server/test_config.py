@@ -17,7 +17,6 @@ from fyrehose.patterns import compiled
 from fyrehose.server.config import (
     Config,
     FromFile,
-    ServerSettings,
     merged,
     parse_listen,
     parse_option,
@@ -309,12 +308,3 @@ def test_invalid_configurations_are_refused_before_the_start(listen: Any, option
     with pytest.raises(ConfigError) as raised:
         resolve("data", listen, options)
     assert said in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("streams", "burst", "rate"),
-    [(0, 5_000, 50.0), (2, 5_000, 50.0), (10_000, 5_000, 50.0), (200_000, 100_000, 1_000.0)],
-)
-def test_larger_limit_of_streams_raises_how_fast_they_may_be_created(streams: int, burst: int, rate: float) -> None:
-    limits = ServerSettings(streams_per_address=streams).peer_limits
-    assert (limits.streams, limits.burst, limits.rate) == (streams, burst, rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fyrehose.errors import ConfigError, Forbidden, InvalidName, NewStreamRateExceeded, PayloadTooLarge, ReadOnly
+from fyrehose.errors import ConfigError, Forbidden, InvalidName, NoRoomForKey, PayloadTooLarge, ReadOnly
 from fyrehose.errors import TooManyStreamsFromPeer as TooMany
 from fyrehose.options import build
 from fyrehose.protocols.figg.server import FiggSettings
@@ -23,7 +23,7 @@ def test_messages_refused_by_the_policy_become_dead_letters_only_if_the_option_s
     assert [keeps(refused, Forbidden("x")) for refused in (CLOSE, KEEP, KEEP_FORBIDDEN)] == [False, False, True]
 
 
-@pytest.mark.parametrize("error", [ReadOnly("full"), NewStreamRateExceeded("later")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [ReadOnly("full"), NoRoomForKey("later")], ids=lambda e: type(e).__name__)
 def test_messages_that_can_be_published_later_do_not_become_dead_letters(error: Exception) -> None:
     assert not keeps(KEEP_FORBIDDEN, error)
 

@@ -72,7 +72,6 @@ _STATUS: dict[type[FyrehoseError], int] = {
     errors.InvalidPattern: 400,
     errors.PayloadTooLarge: 413,
     errors.TooManyStreams: 507,
-    errors.NewStreamRateExceeded: 429,
     errors.NewStreamForbidden: 403,
     errors.StreamFull: 507,
     errors.KeyReused: 422,

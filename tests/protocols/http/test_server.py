@@ -623,17 +623,6 @@ def test_stream_that_no_peer_may_create_is_refused_without_retry_after(make: Mak
     assert peer.ask("POST /streams/open", body=b"x").status == 200, "the connection goes on"
 
 
-def test_streams_created_too_fast_are_refused_with_retry_after(make: Make) -> None:
-    server = make(limits=PeerLimits(burst=1, rate=1.0))
-    peer = server.connect()
-    assert peer.ask("POST /streams/a", body=b"x").status == 200
-    refused = peer.ask("POST /streams/b", body=b"x")
-    assert (refused.status, refused.headers["retry-after"]) == (429, "5")
-    assert server.count("NewStreamRateExceeded") == 1
-    server.clock.advance(5)
-    assert peer.ask("POST /streams/b", body=b"x").status == 200
-
-
 def test_subscription_beyond_the_limit_of_an_address_is_refused_until_one_ends(make: Make) -> None:
     server = make(limits=PeerLimits(subscriptions=1))
     first, second = server.connect(), server.connect()

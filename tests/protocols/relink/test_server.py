@@ -975,11 +975,8 @@ def test_unexpected_error_loses_no_message(
     assert len(logged_errors.take()) == 1
 
 
-@pytest.mark.parametrize(
-    ("limits", "lost"), [({"streams": 2}, True), ({"burst": 2, "rate": 1.0}, False)], ids=["number", "rate"]
-)
-def test_new_streams_are_charged_to_the_peer(make_server: Any, limits: dict[str, Any], lost: bool) -> None:
-    server = make_server(limits=PeerLimits(**limits))
+def test_new_streams_are_charged_to_the_peer(make_server: Any) -> None:
+    server = make_server(limits=PeerLimits(streams=2))
     for name in ("publish:a", "publish:b"):
         peer = server.linked(name)
         send(peer, b"x")
@@ -989,14 +986,14 @@ def test_new_streams_are_charged_to_the_peer(make_server: Any, limits: dict[str,
     send(peer, b"x")
     peer.talk()
     assert peer.closed
-    assert server.count("TooManyStreamsFromPeer" if lost else "NewStreamRateExceeded") == 1
+    assert server.count("TooManyStreamsFromPeer") == 1
     peer.leave()
     assert server.payloads("c") == []
     server.clock.advance(1)
     again = server.linked(old=peer.link)
     again.talk()
-    assert again.events[0].resumed is not lost
-    assert server.payloads("c") == ([] if lost else [b"x"])
+    assert not again.events[0].resumed
+    assert server.payloads("c") == []
     elsewhere = server.linked("publish:d", host="127.0.0.9")
     send(elsewhere, b"x")
     elsewhere.talk()
