@@ -145,7 +145,7 @@ class Broker(Peer):
 
     def __attrs_post_init__(self) -> None:
         self.broker = self
-        self.budget.window = lambda: self.journal.window
+        self.budget.window = lambda: min(self.journal.window, self.budget.limit // 2)
         super().__attrs_post_init__()
         self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)

@@ -34,6 +34,8 @@ SLOWEST = 64 << 10
 SLOW_FRAME_S = 5.0
 #: How long a frame must be observed to be that far behind before it is slow, in seconds: many turns of the reactor.
 CERTAINTY = 0.5
+#: The largest input that does not wait behind larger input of its network, in bytes.
+SMALL = 16 << 10
 #: How often a frame that waits for memory checks whether other frames have become slow, in seconds.
 RETRY = 1.0
 
@@ -90,19 +92,20 @@ class WaitingInput:
     :ivar ended: whether the peer has closed its sending side behind the input that waits
     """
 
-    __slots__ = ("_data", "_owner", "_share", "_turns", "ended", "waits")
+    __slots__ = ("_data", "_owner", "_size", "_turns", "ended", "waits")
 
-    def __init__(self, owner: SessionProtocol, turns: Turns, share: str) -> None:
+    def __init__(self, owner: SessionProtocol, turns: Turns) -> None:
         self._owner = owner
         self._turns = turns
-        self._share = share
         self._data: list[bytes] = []
+        self._size = 0
         self.waits = False
         self.ended = False
 
     def postpone(self, data: bytes) -> None:
         """Keep *data*, which has just arrived, for the next turn."""
         self._data.append(data)
+        self._size += len(data)
         self._owner.account.hold(len(data))
         self.wait()
 
@@ -127,17 +130,18 @@ class WaitingInput:
 
     def take_turn(self) -> int:
         """Handle the session's next events, then data that arrived meanwhile; read again when nothing is left."""
-        owner, size = self._owner, 0
-        if owner.account.park(self._proceed):
+        owner = self._owner
+        if owner.park(self._proceed):
             return 0
         self.waits = False
         if owner.phase is Phase.OPEN and owner.has_more:
             owner.received(owner.session.next_events())
-        elif self._data:
+            size = 0
+        else:
             data, self._data = b"".join(self._data), []
-            size = len(data)
+            size, self._size = self._size, 0
             owner.account.release(size)
-            if owner.phase is Phase.OPEN:
+            if data and owner.phase is Phase.OPEN:
                 owner.take(data)
         if self._data:
             self.wait()
@@ -148,8 +152,10 @@ class WaitingInput:
         return size
 
     def _proceed(self) -> None:
-        """Ask for a turn."""
-        self._turns.ready(self, self._share)
+        """Ask for a turn; small input does not wait behind large input of its network."""
+        owner = self._owner
+        bulk = self._size > SMALL or owner.has_more
+        self._turns.ready(self, owner.bulk_share if bulk else owner.input_share)
 
     def failed(self, failure: Failure) -> None:
         """Log *failure*, by which handling the input has ended, and end the connection."""

@@ -176,7 +176,8 @@ class SessionProtocol(TwistedProtocol):
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
     turns: Turns  #: the turns of all work of the server
-    input_share: str  #: the share of turns that pays for the input of the peer's network
+    input_share: str  #: the share of turns that pays for small input of the peer's network
+    bulk_share: str  #: the one that pays for its large input, so that small input does not wait behind it
     publisher: Publisher | CheckedPublisher | DeferredPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
@@ -204,6 +205,11 @@ class SessionProtocol(TwistedProtocol):
         """Return the protocol and the peer, for sinks of subscriptions."""
         return self.protocol_name, self.address
 
+    @property
+    def beginning(self) -> bytes:
+        """Return the first bytes of the peer, until they prove to be those of the listener's protocol."""
+        return self._first_byte.beginning
+
     # Called by the reactor.
 
     def connectionMade(self) -> None:
@@ -219,8 +225,9 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)
-        self.turns, self.input_share = self.broker.turns, f"<{self.network}"
-        self.waiting_input = WaitingInput(self, self.turns, self.input_share)
+        self.turns = self.broker.turns
+        self.input_share, self.bulk_share = f"<{self.network}", f"<<{self.network}"
+        self.waiting_input = WaitingInput(self, self.turns)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -246,10 +253,14 @@ class SessionProtocol(TwistedProtocol):
                 self.factory.mark_active(self)
             turns, share, now = self.turns, self.input_share, self.clock.seconds()
             self.heard_at = now
-            ready = turns.left > 0 and share not in turns.waiting and not self.waiting_input.waits
-            if ready and not (self.account.share.submitted and self.account.behind):
+            waits = share in turns.waiting or self.bulk_share in turns.waiting or self.waiting_input.waits
+            if turns.left > 0 and not waits and not (self.account.share.submitted and self.account.behind):
                 self.take(data)
-                turns.charge(share, self.clock.seconds() - now)
+                spent = self.clock.seconds() - now
+                if turns.waiting or spent >= turns.left:
+                    turns.charge(share, spent)
+                else:  # nobody waits, so nobody has to pay
+                    turns.left -= spent
             else:
                 self.waiting_input.postpone(data)
 
@@ -298,6 +309,10 @@ class SessionProtocol(TwistedProtocol):
     def has_more(self) -> bool:
         """Return whether the session has further events, from data that it has received, that can be handled now."""
         return self.session.more
+
+    def park(self, proceed: Callable[[], object]) -> bool:
+        """Return False if input may be handled in this turn; else call *proceed* when it may; a hook for subclasses."""
+        return self.account.park(proceed)
 
     def take(self, data: bytes) -> None:
         """Pass *data* to the session, and its events to :meth:`received`."""
@@ -684,6 +699,7 @@ class SessionProtocol(TwistedProtocol):
         if self.writable:  # a closing transport must not be resumed
             self.incomplete.resume()
             self.transport.resumeProducing()
+            self.continue_later()
 
     def _late(self, error: RemoteProtocolError) -> None:
         if self.phase is Phase.OPEN:

@@ -1,14 +1,14 @@
 """Read the records that writers may send again: those at the end of the log, and later those of lost connections.
 
-    open -> the newest runs of the log, in turns -> Repetitions.recover --+-> ready: the turns of listeners go on
+    open -> the newest runs of the log, in turns -> Repetitions.recover --+-> ready: parked input proceeds
     a connection is lost -> its last records, in turns -> read_more ------+
 
 The server that wrote the end of the log may have been lost with connections whose acknowledgements were lost, too.  So
-until the end of the log has been searched, nobody knows what is a repetition: listeners accept connections, and their
-turns wait (:meth:`~fyrehose.protocols.lumberjack.turns.Turns.hold`).  They also wait while the records of a connection
-that was lost are read.  The search is bounded by size, by runs and by time, and has turns of a millisecond or two, so
-that other connections are served meanwhile.  Only the last windows of each connection are hashed; all other runs are
-passed over, which takes about 0.3 s a GiB, so the search reaches far behind what the table has room for.
+until the end of the log has been searched, nobody knows what is a repetition: listeners accept connections, and the
+input of these waits (:meth:`SharedRepetitions.park`).  It also waits while the records of a connection that was lost
+are read.  The search is bounded by size, by runs and by time, and has turns of a millisecond or two, so that other
+connections are served meanwhile.  Only the last windows of each connection are hashed; all other runs are passed over,
+which takes about 0.3 s a GiB, so the search reaches far behind what the table has room for.
 
 The listeners of one server that have the same identity of events share one table, because a writer that loses its
 connection to one of them may send again to another.
@@ -17,9 +17,8 @@ connection to one of them may send again to another.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 from weakref import WeakMethod, WeakValueDictionary
 
 import attrs
@@ -65,14 +64,6 @@ class SearchLimits:
     reach: int = REACH
 
 
-class WaitingTurns(Protocol):
-    """The turns of a listener, which wait while events are read that may be sent again."""
-
-    def hold(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 @attrs.define(eq=False)
 class SharedRepetitions:
     """The table of events that writers may send again, shared by listeners, and the search that fills it.
@@ -80,12 +71,16 @@ class SharedRepetitions:
     :ivar broker: the server's broker
     :ivar table: the events that writers may send again
     :ivar limits: how much of the log is searched
+    :ivar ready: whether the end of the log has been searched, and the records of lost connections have been read
     """
 
     broker: IBroker
     table: Repetitions
     limits: SearchLimits
-    _listeners: dict[WaitingTurns, None] = attrs.field(factory=dict, init=False)
+    ready: bool = attrs.field(default=True, init=False)
+    _listeners: dict[object, None] = attrs.field(factory=dict, init=False)
+    #: continues each input that waits until this is ready
+    _parked: list[Callable[[], object]] = attrs.field(factory=list, init=False)
     #: for each connection whose runs were found: how many of its windows have begun in them
     _windows: dict[str | None, int] = attrs.field(factory=dict, init=False)
     #: the rest of the search; None: the search is complete, or no listener is open
@@ -125,36 +120,35 @@ class SharedRepetitions:
             table.unread = lambda: (method := reading()) and method()
         return found
 
-    @property
-    def ready(self) -> bool:
-        """Return whether the end of the log has been searched, and the records of lost connections have been read."""
-        return self._runs is None and not self.table.has_unread
+    def park(self, proceed: Callable[[], object]) -> bool:
+        """Return False if input may be handled; else call *proceed* as soon as it may."""
+        if self.ready:
+            return False
+        self._parked.append(proceed)
+        return True
 
-    def open(self, turns: WaitingTurns) -> None:
-        """Search the log for the first listener, and hold *turns*, those of a listener, until that is done."""
+    def open(self, listener: object) -> None:
+        """Search the log, if *listener* is the first one."""
         if not self._listeners:
             self.table.open()
             self._runs = self.broker.latest(self.limits.reach * self.broker.budget.limit)
             self._left, self._oldest = self.limits.runs, None
             self._windows.clear()
-        self._listeners[turns] = None
-        turns.hold()
-        if len(self._listeners) == 1:
+            self.ready = False
             self._work()
-        elif self.ready:
-            turns.resume()
+        self._listeners[listener] = None
 
-    def close(self, turns: WaitingTurns) -> None:
+    def close(self, listener: object) -> None:
         """Forget all events as soon as the last connection has ended, if no other listener is open."""
-        del self._listeners[turns]
+        del self._listeners[listener]
         if not self._listeners:
             self._runs = None
             self.table.close()
+            self._resume()
 
     def read_unread(self) -> None:
-        """Read the records of a lost connection in turns, while the turns of the listeners wait."""
-        for turns in self._listeners:
-            turns.hold()
+        """Read the records of a lost connection in turns, while input waits."""
+        self.ready = False
         self._queue()
 
     def take_turn(self) -> int:
@@ -178,7 +172,7 @@ class SharedRepetitions:
             self._runs = None  # end the search after an error, or the listeners would wait for ever
             self._resume()
             raise
-        if self.ready:
+        if self._runs is None and not self.table.has_unread:
             self._resume()
         else:
             self._queue()
@@ -190,8 +184,10 @@ class SharedRepetitions:
             self.broker.turns.ready(self)
 
     def _resume(self) -> None:
-        for turns in list(self._listeners):
-            turns.resume()
+        self.ready = True
+        parked, self._parked = self._parked, []
+        for proceed in parked:
+            proceed()
 
     def _search(self) -> int:
         size, runs = 0, 0

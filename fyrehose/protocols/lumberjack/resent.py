@@ -489,7 +489,7 @@ class Sender:
         """
         records = 0
         for run in runs:
-            records += len(run)
+            records += len(run.lengths) // 4
             stretch = self._flying.pop(id(run), None)
             if stretch is not None:
                 stretch.first, stretch.run = run.first_seq, None

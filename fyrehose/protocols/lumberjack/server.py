@@ -2,7 +2,7 @@
 
     bytes -> session -> EventRun -> broker.publish -> durable -> session.durable -> A, when a window is complete
                ^  |
-        turns  +--+  large or compressed data, a limited amount per turn (turns.py)
+        turns  +--+  large or compressed data, a limited amount per turn
 
 The server acknowledges durable events only.  While a writer of version 2 waits, the server sends A 0 as a keep-alive.
 A writer of version 1 would take that for the acknowledgement of its window, so it gets no keep-alive.
@@ -10,7 +10,7 @@ A writer of version 1 would take that for the acknowledgement of its window, so 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from twisted.python.failure import Failure
 
 from fyrehose.errors import Forbidden, FyrehoseError, PayloadTooLarge, PublishError, RemoteProtocolError
 from fyrehose.identity import Action
-from fyrehose.inflate import PIECE, WHOLE
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
@@ -29,12 +28,11 @@ from fyrehose.net.tls import TLSSettings
 from fyrehose.observe.writers import MOST_DECODED, WriterRow, agent_of
 from fyrehose.options import duration, fixed, name, option, size
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import MAX_FRAME, PROTOCOL, EventRun
+from fyrehose.protocols.lumberjack.frames import DIGITS, MAX_FRAME, PROTOCOL, EventRun
 from fyrehose.protocols.lumberjack.ledger import EventIdentity, identity
 from fyrehose.protocols.lumberjack.lookback import SharedRepetitions
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession
-from fyrehose.protocols.lumberjack.turns import READ, SMALL_READ, Outcome, WriterTurns
 from fyrehose.records import Publish, Run
 from fyrehose.routes import Route, Routes, routes
 from fyrehose.subscriptions import letters
@@ -44,6 +42,8 @@ KEEP_ALIVE = 4.0
 #: A writer of version 1 that is silent this long within a window gets an acknowledgement of the durable events; in
 #: seconds.
 SILENCE = 1.0
+#: Largest read of a connection, in bytes: a window of a usual writer, which one turn then publishes at once.
+READ = 1 << 20
 #: How long a server that stops reads on to the end of a writer's open window, in seconds.
 LAST_WINDOW = 2.0
 
@@ -108,10 +108,6 @@ class LumberjackProtocol(SessionProtocol):
 
     def __init__(self, factory: LumberjackFactory) -> None:
         super().__init__(factory, LumberjackServerSession(factory.limits))
-        self._turns = factory.turns
-        self._charged = 0  #: bytes that are charged for the session's buffers
-        self._published = 0  #: bytes in flight that are counted in ``turns.in_flight``
-        self._working = False
         self._frames = 0
         self._acknowledged_at = self._received_at = 0.0
         self._writer: WriterRow | None = None  #: the row of the table of writers, from the first event on
@@ -133,25 +129,24 @@ class LumberjackProtocol(SessionProtocol):
 
     @property
     def has_more(self) -> bool:
-        """Return False, because :class:`.WriterTurns` schedules the rest of the session's work."""
-        return False
+        """Return whether the session can continue: it inflates in memory that the account must have."""
+        return self.session.more and not self.account.paused
 
     def take(self, data: bytes) -> None:
-        """Pass *data* to the session, or postpone it until the turn of this connection."""
-        if self.phase is not Phase.OPEN:
+        """Pass *data* to the session, or postpone it until the records that may be sent again are known."""
+        shared = self.factory.shared
+        if shared is not None and not shared.ready:
+            self.waiting_input.postpone(data)
             return
-        session, small = self.session, len(data) <= SMALL_READ
-        self._received_at = self.clock.seconds()
-        if not self._busy and not session.ack_pending:
-            self._acknowledged_at = self._received_at
-        if self._turns.held or ((not small or self._published) and self._turns.saturated):
-            session.postpone()
-        # A frame that arrives in several reads waits for a turn, so that its events share a commit.
-        whole = small and not session.expected
-        session.granted = self._turns.grant_now(WHOLE + PIECE) if whole else 0
+        self._received_at = self.heard_at
         super().take(data)
-        if session.more_work:
-            self._start_working()
+
+    def park(self, proceed: Callable[[], object]) -> bool:
+        shared = self.factory.shared
+        parked = (shared is not None and shared.park(proceed)) or super().park(proceed)
+        if parked:
+            self.timers.start(KEEP_ALIVE, self._keep_alive)
+        return parked
 
     def take_eof(self) -> None:
         if self.session.more_work and self.phase is Phase.OPEN:
@@ -173,7 +168,6 @@ class LumberjackProtocol(SessionProtocol):
         super().connectionLost(reason)
         if self._writer is not None:
             self._writer.connections -= 1
-        self._stop_working()
         self._forget_sender()
 
     # Called by the TCP shell.
@@ -186,6 +180,8 @@ class LumberjackProtocol(SessionProtocol):
         super().received([tuple(events[:count]), *events[count:]] if count else events)
         if self.session.ending and not self.session.unfinished:
             self.finish()
+        if self.session.more_work and self.session.windows_full:
+            self.reading.pause_for("windows")
         if self.session.frames != self._frames:
             self._frames = self.session.frames
             self.active_at = self.clock.seconds()
@@ -216,7 +212,6 @@ class LumberjackProtocol(SessionProtocol):
             else:
                 runs.append(run)
         self._publish_new(runs)
-        self._update_in_flight()
         writer.add(sum(map(len, events)), self.broker.counters.seconds())
         if self.factory.routes is not None:
             unrouted = sum(len(event) for event in events if event.stream is None)
@@ -295,7 +290,6 @@ class LumberjackProtocol(SessionProtocol):
         """Acknowledge a turn whose repetitions waited for their originals."""
         self.unsettled -= 1
         self.durable(())
-        self._continue_working()
         self.settled()
 
     def durable(self, items: Sequence[Publish]) -> None:
@@ -304,6 +298,8 @@ class LumberjackProtocol(SessionProtocol):
         for item in items:
             runs += item.runs
         self.session.durable(sum(map(len, runs)) if self._sender is None else self._sender.durable(runs))
+        if "windows" in self.reading.reasons and not self.session.windows_full:
+            self.reading.resume_after("windows")
         self.active_at = self.clock.seconds()
         if self.session.out:
             self._acknowledged_at = self.active_at
@@ -329,22 +325,8 @@ class LumberjackProtocol(SessionProtocol):
         if self._writer is not None:
             self._writer.refused += 1
 
-    def settle(self, items: Sequence[Publish]) -> None:
-        super().settle(items)
-        self._continue_working()
-
-    def _continue_working(self) -> None:
-        """Request another turn if there is work, because a publish was settled and memory is free."""
-        self._update_in_flight()
-        if self.phase is not Phase.OPEN:
-            self._stop_working()
-        elif self._working and not self._has_too_much:
-            self._turns.request(self)
-        self._turns.schedule()
-
     def finish(self) -> None:
         super().finish()
-        self._stop_working()
         self._forget_sender()
 
     def stop(self) -> None:
@@ -362,100 +344,29 @@ class LumberjackProtocol(SessionProtocol):
     def waiting(self) -> bool:
         return self._busy or self.session.expected > 0  # an incomplete frame has its own deadline
 
-    # Called by WriterTurns.
-
-    @property
-    def needs(self) -> int:
-        """Return the memory that the next turn needs, in bytes."""
-        return self.session.needs
-
-    def take_turn(self, granted: int) -> Outcome:
-        """Let the session process a limited amount of data, and publish the events."""
-        if self._has_too_much and self.phase is Phase.OPEN:
-            return Outcome.HELD_BACK
-        try:
-            if self.phase is Phase.OPEN:
-                self.received(self.session.process(granted))
-            return self._after_turn()
-        except Exception:
-            self.log.failure(
-                "{protocol}: aborting the connection of {peer}, processing its data failed",
-                protocol=PROTOCOL,
-                peer=self.peer,
-            )
-            self.abort()
-            return Outcome.DONE
-
     # Helpers.
 
     @property
     def _busy(self) -> bool:
         """Return whether the writer waits for the server, so that the server must not close the connection as idle."""
-        return self.unsettled > 0 or self.session.more_work or self.account.paused
-
-    @property
-    def _has_too_much(self) -> bool:
-        return self.session.windows_full or self._published > self.broker.budget.each
-
-    def _start_working(self) -> None:
-        """If the session has more work, request turns for it, and pause reading until the work is done."""
-        if self.session.more_work and self.phase is Phase.OPEN:
-            if not self._working:
-                self._working = True
-                self.reading.pause_for("work")
-                self._turns.request(self)
-            self._charge(self.session.held)
-
-    def _after_turn(self) -> Outcome:
-        if not self.session.more_work or self.phase is not Phase.OPEN:
-            self._stop_working()
-            if self.waiting_input.ended:
-                super().take_eof()
-            return Outcome.DONE
-        self._charge(self.session.held)
-        return Outcome.HELD_BACK if self._has_too_much else Outcome.MORE
-
-    def _stop_working(self) -> None:
-        if not self._working:
-            return
-        self._working = False
-        self._turns.withdraw(self)
-        if self.phase is not Phase.OPEN:
-            self.session.receive_eof()
-        self._charge(0)
-        self.reading.resume_after("work")
+        return self.unsettled > 0 or self.session.more_work or self.account.paused or self.waiting_input.waits
 
     def _forget_sender(self) -> None:
         """Expect the writer's last events again on another connection, because this connection reads no more."""
         if self._sender is not None:
             self._sender.close(*self.session.windows)
 
-    def _charge(self, held: int) -> None:
-        """Charge *held* bytes of session buffers to the account, in place of the bytes charged before."""
-        account, before = self.account, self._charged
-        if held == before:
-            return
-        self._charged = held
-        if before:
-            account.release(before)
-        if held:
-            account.hold(held)
-
-    def _update_in_flight(self) -> None:
-        now = self.account.held - self._charged
-        self._turns.in_flight += now - self._published
-        self._published = now
-
     # Timers; they are started again when data arrives.
 
     def _keep_alive(self) -> None:
         """Send a keep-alive to a waiting writer of version 2, or acknowledge what it has sent, every KEEP_ALIVE s."""
-        if self.phase is not Phase.OPEN or self.session.version != 2 or not (self._busy or self.session.ack_pending):
+        version = self.session.version or DIGITS.get(int.from_bytes(self.beginning[:1], "big"))
+        if self.phase is not Phase.OPEN or version != 2 or not (self._busy or self.session.ack_pending):
             return
         now = self.clock.seconds()
         if self._acknowledged_at + KEEP_ALIVE <= now:
             if self._busy:
-                self.session.keep_alive()
+                self.session.keep_alive(version)
             elif self.session.silence_ack_due:
                 self.session.acknowledge_silence()
             self.flush()
@@ -474,7 +385,7 @@ class LumberjackProtocol(SessionProtocol):
 
 
 class LumberjackFactory(SessionFactory):
-    """The factory of the connections of writers, which share turns: ``endpoint.listen(LumberjackFactory(broker))``."""
+    """The factory of the connections of writers: ``endpoint.listen(LumberjackFactory(broker))``."""
 
     protocol = LumberjackProtocol
     defaults = LumberjackSettings()
@@ -498,8 +409,7 @@ class LumberjackFactory(SessionFactory):
 
     def __init__(self, broker: IBroker, settings: LumberjackSettings | None = None, reactor: Any = None) -> None:
         super().__init__(broker, settings, reactor)
-        self.turns = WriterTurns(self.clock, broker.budget)
-        self._shared: SharedRepetitions | None = None  #: kept until the last connection ends, for a new listener
+        self.shared: SharedRepetitions | None = None  #: kept until the last connection ends, for a new listener
         self.repetitions: Repetitions | None = None
         self.configure(self.settings)
 
@@ -517,10 +427,10 @@ class LumberjackFactory(SessionFactory):
             shared = SharedRepetitions.of(
                 self.broker, self.clock, settings.resent_events, settings.resent_age, settings.identity
             )
-            self._shared, self.repetitions = shared, shared.table
-            shared.open(self.turns)
+            self.shared, self.repetitions = shared, shared.table
+            shared.open(self)
 
     def stopFactory(self) -> None:
         super().stopFactory()  # type: ignore[no-untyped-call]
-        if self._shared is not None:
-            self._shared.close(self.turns)
+        if self.shared is not None:
+            self.shared.close(self)

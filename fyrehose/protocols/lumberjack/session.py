@@ -6,8 +6,8 @@ The reader decides which acknowledgements to send:
     out: the events EventRun (columns) and Broken; A frames for the writer
 
 The session works in turns, so that one connection cannot block the reactor.  A turn processes a limited number of bytes
-and events.  If ``more_work`` is true after a turn, stop reading, and call :meth:`LumberjackServerSession.process` for
-the next turn.  A turn inflates only within the memory that it was granted; ``needs`` is how much it needs.
+and events.  If ``more_work`` is true after a turn, stop reading, and call :meth:`LumberjackServerSession.next_events`
+for the next turn; ``expected`` is the memory in which it inflates.
 
     data -> buffer -> frames -> columns -> EventRun
                |         ^
@@ -35,7 +35,7 @@ from typing import ClassVar
 import attrs
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
-from fyrehose.inflate import PIECE, Inflation
+from fyrehose.inflate import PIECE, SLICE, WHOLE, Inflation
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.protocols.lumberjack.columns import Columns, Route
 from fyrehose.protocols.lumberjack.frames import (
@@ -79,7 +79,7 @@ class LumberjackLimits:
     kept: int = 0
     turn_bytes: int = 1_280 << 10
     turn_events: int = 4_096
-    turn_inflated: int = 256 << 10
+    turn_inflated: int = WHOLE + PIECE
     max_windows: int = 1_000
     topic: tuple[bytes, ...] = (b"@metadata", b"beat")
     fields: tuple[tuple[bytes, ...], ...] = ()
@@ -117,10 +117,10 @@ class LumberjackServerSession(ByteSession):
     """The reader's state of one connection.
 
     :ivar expected: memory in bytes until the incomplete frame can be processed, as far as it is known: its size, or for
-        a compressed frame the next piece and the inflated data before it; 0 between frames
+        a compressed frame the next piece and the inflated data before it; 0 between frames; with ``more_work``, the
+        memory of the next turn
     :ivar frames: number of complete frames received
-    :ivar more_work: whether received data waits for :meth:`process`
-    :ivar granted: memory that :meth:`receive_data` may use for inflating, in bytes, see :meth:`process`
+    :ivar more_work: whether received data waits for :meth:`next_events`
     :ivar ending: whether the session reads no further than the end of the open window, because the server stops
     """
 
@@ -129,7 +129,6 @@ class LumberjackServerSession(ByteSession):
     expected: int = attrs.field(default=0, init=False)
     frames: int = attrs.field(default=0, init=False)
     more_work: bool = attrs.field(default=False, init=False)
-    granted: int = attrs.field(default=0, init=False)
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _inflation: Inflation | None = attrs.field(default=None, init=False)
     _fields: PairScanner | None = attrs.field(default=None, init=False)
@@ -165,20 +164,7 @@ class LumberjackServerSession(ByteSession):
         if self._broken:
             return []
         self._buffer += data
-        return [] if self.more_work else self._turn(self.granted)
-
-    def postpone(self) -> None:
-        """Buffer received data, without parsing it, until :meth:`process` is called."""
-        if not self._broken:
-            self.more_work = True
-            self.expected = 0
-
-    def process(self, granted: int) -> list[ReaderEvent]:
-        """Run another turn, and return its events.
-
-        :param granted: memory for inflating, in bytes; the turn inflates only while :attr:`needs` does not exceed it
-        """
-        return [] if self._broken else self._turn(granted)
+        return [] if self.more_work else self._turn()
 
     @property
     def more(self) -> bool:
@@ -186,8 +172,8 @@ class LumberjackServerSession(ByteSession):
         return self.more_work and not self.windows_full
 
     def next_events(self) -> list[ReaderEvent]:
-        """Run another turn, for an owner that does not limit the memory for inflating; see :meth:`process`."""
-        return self.process(self.needs) if self.more else []
+        """Run another turn, and return its events."""
+        return self._turn() if self.more else []
 
     def receive_eof(self) -> list[ReaderEvent]:
         """Handle the end of the writer's data: drop all buffers."""
@@ -205,7 +191,7 @@ class LumberjackServerSession(ByteSession):
 
     @property
     def windows_full(self) -> bool:
-        """Return whether so many windows are unacknowledged that :meth:`process` does nothing."""
+        """Return whether so many windows are unacknowledged that :meth:`next_events` does nothing."""
         return len(self._windows.unacknowledged) >= self.limits.max_windows
 
     @property
@@ -219,16 +205,6 @@ class LumberjackServerSession(ByteSession):
         return len(self._buffer) + (0 if self._inflation is None else self._inflation.held)
 
     @property
-    def needs(self) -> int:
-        """Return the memory in bytes that :meth:`process` may need for inflated data before it can return an event."""
-        return 0 if self._inflation is None or not self.more_work else self._inflation.needs
-
-    @property
-    def held(self) -> int:
-        """Return the number of buffered bytes that wait for :meth:`process`."""
-        return self.buffered if self.more_work else 0
-
-    @property
     def version(self) -> int:
         """Return the version of the writer's last frame; 0 before the first one."""
         return self._windows.version
@@ -240,9 +216,12 @@ class LumberjackServerSession(ByteSession):
         self._windows.durable(count)
         self._send(self._windows.acks())
 
-    def keep_alive(self) -> None:
-        """Send an A frame with 0 to a waiting writer of version 2."""
-        self._send(self._windows.keep_alive_acks())
+    def keep_alive(self, version: int = 0) -> None:
+        """Send an A frame with 0 to a waiting writer of version 2.
+
+        :param version: the version of the writer if no frame of it was parsed yet
+        """
+        self._send(self._windows.keep_alive_acks(version))
 
     def acknowledge_silence(self) -> None:
         """Acknowledge the received events to a writer that fell silent within its window."""
@@ -264,24 +243,26 @@ class LumberjackServerSession(ByteSession):
         for ack in acks:
             self.out.append(ack.serialize())
 
-    def _turn(self, granted: int) -> list[ReaderEvent]:
+    def _turn(self) -> list[ReaderEvent]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
         self._inflated = self.limits.turn_inflated
         self._free_runs = 1  # every turn makes at least one run, which costs nothing extra
         self.more_work, self.expected = False, 0
         broken: list[ReaderEvent] = []
         try:
-            self._work(granted)
+            self._work()
         except RemoteProtocolError as error:
             self._broken = True
             self.receive_eof()
             broken = [Broken(error=error)]
+        if self.more_work:
+            self.expected = max(1, self.buffered, 0 if self._inflation is None else self._inflation.needs)
         unacknowledged = self._windows.unacknowledged
         if unacknowledged and not unacknowledged[0].pending:
             self._send(self._windows.acks())
         return [*self._columns.take(), *broken]
 
-    def _work(self, granted: int) -> None:
+    def _work(self) -> None:
         at, stop = 0, False
         while not stop:
             inflation = self._inflation
@@ -289,10 +270,10 @@ class LumberjackServerSession(ByteSession):
                 at = self._parse(self._buffer, at, None)
                 stop = self._inflation is None
             else:
-                at, stop = self._inflate(inflation, at, granted)
+                at, stop = self._inflate(inflation, at)
         del self._buffer[:at]
 
-    def _inflate(self, inflation: Inflation, at: int, granted: int) -> tuple[int, bool]:
+    def _inflate(self, inflation: Inflation, at: int) -> tuple[int, bool]:
         """Parse the inflated frames, then inflate more.
 
         :return: the position of the payload that was not consumed, and whether the turn ends here
@@ -307,11 +288,11 @@ class LumberjackServerSession(ByteSession):
             return self._finish(inflation, at)
         elif available < inflation.input_needed:
             self.expected = inflation.held + inflation.input_needed
-        elif self._inflated <= 0 or inflation.needs > granted:
+        elif self._inflated <= 0:
             self.more_work = True
         else:
             before = inflation.inflated
-            at = inflation.inflate(self._buffer, at, self._inflated)
+            at = inflation.inflate(self._buffer, at, min(self._inflated, SLICE))
             self._inflated -= inflation.inflated - before
             return at, False
         return at, True

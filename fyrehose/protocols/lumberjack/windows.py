@@ -154,9 +154,12 @@ class Windows:
             acks += self.silence_acks()
         return acks
 
-    def keep_alive_acks(self) -> list[Ack]:
-        """Return an A frame with 0 for a waiting writer; nothing for version 1."""
-        version = self.unacknowledged[0].version if self.unacknowledged else self.version
+    def keep_alive_acks(self, version: int = 0) -> list[Ack]:
+        """Return an A frame with 0 for a waiting writer; nothing for version 1.
+
+        :param version: the version of the writer before its first window
+        """
+        version = self.unacknowledged[0].version if self.unacknowledged else self.version or version
         return [Ack(version=2, number=0)] if version == 2 else []
 
     def silence_acks(self) -> list[Ack]:

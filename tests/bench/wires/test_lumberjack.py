@@ -17,7 +17,7 @@ def read(data: bytes) -> list[bytes]:
     session = LumberjackServerSession()
     events = session.receive_data(data)
     while session.more_work:
-        events += session.process(session.needs)
+        events += session.next_events()
     found = []
     for run in events:
         if isinstance(run, EventRun):

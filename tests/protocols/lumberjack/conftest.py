@@ -80,7 +80,7 @@ class Peer:
             while self.session.more_work:
                 self.turns += 1
                 assert self.turns < 100_000, "no end after many turns"
-                self.take(self.session.process(self.session.needs))
+                self.take(self.session.next_events())
         return self
 
     @property
@@ -155,9 +155,15 @@ class Server:
 
     @classmethod
     def make(
-        cls, auto: bool = True, budget: InFlight | None = None, rules: StreamRules = UNLIMITED, **settings: Any
+        cls,
+        auto: bool = True,
+        budget: InFlight | None = None,
+        rules: StreamRules = UNLIMITED,
+        in_flight: int = 1 << 30,
+        **settings: Any,
     ) -> Server:
-        journal, clock = MemoryJournal(auto=auto), Clock()
+        """Return a server whose journal takes *in_flight* bytes before input waits."""
+        journal, clock = MemoryJournal(auto=auto, window=in_flight), Clock()
         broker = Broker(clock, journal, Sequencer(), budget=budget or InFlight(), rules=rules)
         broker.open()
         return cls(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
 from fyrehose.net.turns import Turns
 from fyrehose.protocols.lumberjack import lookback
-from fyrehose.protocols.lumberjack.lookback import SearchLimits, SharedRepetitions
+from fyrehose.protocols.lumberjack.lookback import TURN_RUNS, SearchLimits, SharedRepetitions
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.records import Run, column_of
 
@@ -75,25 +76,9 @@ class ReadingBroker(CallbackBroker):
         return 1, len(self.world.log)
 
 
-@attrs.define(eq=False)
-class Listener:
-    """The turns of a listener, which are held or not."""
-
-    name: str
-    ready: list[str]
-    held: bool = False
-
-    def hold(self) -> None:
-        self.held = True
-
-    def resume(self) -> None:
-        self.held = False
-        self.ready.append(self.name)
-
-
 @attrs.define
 class World:
-    """A log, of which the runs that were read are counted, and listeners that are ready or not."""
+    """A log, of which the runs that were read are counted, and listeners, one of whose connections has input."""
 
     log: list[Run]
     damaged_at: int = -1
@@ -103,7 +88,6 @@ class World:
     ready: list[str] = attrs.field(factory=list)
     broker: Any = attrs.field(init=False)
     turns: list[Any] = attrs.field(factory=list)
-    listeners: dict[str, Listener] = attrs.field(factory=dict)
     clock: Clock = attrs.field(factory=Clock)
 
     def __attrs_post_init__(self) -> None:
@@ -124,8 +108,9 @@ class World:
 
     def open(self, name: str) -> SharedRepetitions:
         shared = self.shared
-        self.listeners[name] = Listener(name, self.ready)
-        shared.open(self.listeners[name])
+        shared.open(name)
+        if not shared.park(partial(self.ready.append, name)):
+            self.ready.append(name)
         return shared
 
     def run(self) -> None:
@@ -222,14 +207,17 @@ def test_last_windows_of_an_older_connection_displace_windows_before_the_last_of
     assert made.broker.counters.counts["lumberjack", "resent-forgotten"] == 5
 
 
-def test_listeners_are_held_while_the_records_of_a_lost_connection_are_read(world: Any) -> None:
+def test_input_waits_while_the_records_of_a_lost_connection_are_read(world: Any) -> None:
     made = world()
     shared = made.open("a")
-    assert not made.listeners["a"].held
-    shared.read_unread()
-    assert (made.listeners["a"].held, len(made.turns)) == (True, 1)
+    sender = shared.table.connected("10.0.0.1", lambda: None)
+    run = attrs.evolve(run_of(1), first_seq=1)
+    sender.publishing([run], 1, 0)
+    sender.close(1, 0)
+    assert shared.park(partial(made.ready.append, "parked"))
+    assert (made.ready, len(made.turns)) == (["a"], 1)
     made.run()
-    assert not made.listeners["a"].held
+    assert made.ready == ["a", "parked"]
 
 
 def test_listeners_with_another_resent_age_have_a_table_of_their_own(world: Any) -> None:
@@ -243,26 +231,26 @@ def test_search_continues_when_one_of_its_listeners_is_closed(world: Any) -> Non
     made = world(*map(run_of, range(1, 36)))
     shared = made.open("a")
     made.open("b")
-    shared.close(made.listeners["a"])
+    shared.close("a")
     made.run()
-    assert (made.ready, shared.table.suspects) == (["b"], 35)
+    assert (made.ready, shared.table.suspects) == (["a", "b"], 35)
 
 
 def test_last_listener_ends_the_search_and_the_next_one_begins_it_again(world: Any) -> None:
     made = world(*map(run_of, range(1, 36)))
     shared = made.open("a")
-    shared.close(made.listeners["a"])
-    assert shared.table.suspects == 0
+    shared.close("a")
+    assert (made.ready, shared.table.suspects) == (["a"], 0)
     assert made.open("b") is shared
     assert len(made.turns) == 1, "the turn of the first search"
     made.run()
-    assert (made.ready, shared.table.suspects) == (["b"], 35)
+    assert (made.ready, shared.table.suspects) == (["a", "b"], 35)
 
 
 def test_table_of_a_server_is_freed_with_its_last_listener(world: Any) -> None:
     made = world(run_of(1))
     shared = made.open("a")
-    shared.close(made.listeners["a"])
+    shared.close("a")
     del shared
     assert not [key for key in lookback._SHARED if key[0] == id(made.broker)]
 
@@ -304,18 +292,21 @@ def test_network_of_a_run_is_read_from_its_producer(producer: str) -> None:
 def test_listener_over_a_broker_without_a_journal_is_ready_at_once() -> None:
     factory = LumberjackFactory(CallbackBroker(lambda run: None), LumberjackSettings(resent="drop"), Clock())
     factory.doStart()
-    assert not factory.turns.held
+    assert factory.shared is not None
+    assert factory.shared.ready
 
 
 def test_writer_waits_until_the_search_is_complete_and_is_kept_alive_afterwards(server: Any, window: Any) -> None:
     made = server(auto=False)
-    made.factory.turns.hold()
+    for _ in range(TURN_RUNS + 1):
+        made.broker.publish((Run.of("lumberjack", [b"x"], source="figg"),))
+        made.journal.commit()
+    made.factory.doStart()
     peer = made.connect()
     peer.send(window(3))
-    made.clock.pump([1.0] * 5)
-    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], 0)
-    made.factory.turns.resume()
+    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], TURN_RUNS + 1)
     made.settle()
+    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], TURN_RUNS + 4)
     made.clock.pump([1.0] * 5)
     assert peer.acks == [(2, 0)]
     made.journal.commit()

@@ -54,8 +54,8 @@ def session_of(
         while session.more_work:
             turns += 1
             assert turns < 100_000, "the session does not finish"
-            take(session.process(session.needs))
-            assert session.held <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
+            take(session.next_events())
+            assert session.buffered <= 2 * total + WHOLE + PIECE + ENGINE + (256 << 10)
         assert session.expected <= 2 * limits.max_event + PIECE + ENGINE
     for event in made:
         assert cause is None, "an event follows Broken"
