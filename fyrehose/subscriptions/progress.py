@@ -122,9 +122,13 @@ class SubscriptionOptions:
         """Return the kind of the subscription, as it is shown to people."""
         return "shared" if self.shared else "pattern" if self.pattern else "stream"
 
+    def may_have(self, stream: str) -> bool:
+        """Return whether a pattern may have *stream*: it is not one of the server's, nor that of the dead letters."""
+        return stream[0] != "." and stream != self.dead
+
     def takes(self, pattern: Pattern, stream: str) -> bool:
-        """Return whether *stream* is one of the subscription, whose *pattern* covers it; never one of the server's."""
-        return stream[0] != "." and stream != self.dead and pattern.covers(stream)
+        """Return whether *stream* is one of the subscription, whose *pattern* covers it."""
+        return self.may_have(stream) and pattern.covers(stream)
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> SubscriptionOptions:

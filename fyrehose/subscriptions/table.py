@@ -220,7 +220,7 @@ class SubscriptionTable:
             self._add_stream(subscription, options.stream)
         else:
             self._patterns.add(subscription.pattern, subscription)
-            for stream in [*saved.streams, *self.streams()]:
+            for stream in filter(subscription.pattern.covers, [*saved.streams, *self.streams()]):
                 self._found_stream(subscription, stream)
         self._checks.start()
         return subscription
@@ -232,9 +232,9 @@ class SubscriptionTable:
         self.room.count(subscription, options.creator.network, places, _memory(options))
 
     def _found_stream(self, subscription: NamedSubscription, stream: str) -> None:
-        """Add *stream* if it matches the pattern, and if there is room for it or it has some progress."""
-        options, pattern = subscription.options, subscription.pattern
-        if pattern is None or stream in subscription.tracks or not options.takes(pattern, stream):
+        """Add *stream*, which matches the pattern, if there is room for it or it has some progress."""
+        options = subscription.options
+        if stream in subscription.tracks or not options.may_have(stream):
             return
         known = subscription.saved.streams.get(stream)
         if (known is None or not known.begun) and not self.room.has(options.creator.network, 1):
