@@ -253,7 +253,7 @@ class Lane(Track):
     #: the records that were open at the start, and whose keys were not read yet
     _unread_key: int = attrs.field(init=False)
     _unread_end: int = attrs.field(init=False)
-    #: open records that were deleted before their keys were read, and the changes that write such ends
+    #: open records that were deleted before their keys were read, and the changes that write ends without known keys
     _blind: list[int] = attrs.field(factory=list, init=False)
     _blind_ends: set[Change] = attrs.field(factory=set, init=False)
 
@@ -404,6 +404,8 @@ class Lane(Track):
                 self._join_queue(seq)
                 if self._is_first(seq):
                     picked.append(self._begin(seq, seq, state, consumer))
+                if seq not in self._key_of:  # It was deleted; the others wait until that is written.
+                    break
         self.pool.more |= self.seen < last  # the next turn looks at more records (rule 21)
         return picked
 
@@ -444,6 +446,10 @@ class Lane(Track):
         key = self._key_of.get(seq)
         if key is not None:
             self._queues.setdefault(key, deque()).append(seq)
+
+    def _has_keys(self, first: int, last: int) -> bool:
+        """Return whether the keys of all these records are known, which are those of no record that was deleted."""
+        return last - first < len(self._key_of) and all(seq in self._key_of for seq in range(first, last + 1))
 
     def _is_first(self, seq: int) -> bool:
         """Return whether no earlier record with the key of record *seq* is open (rule 15)."""
@@ -593,7 +599,7 @@ class Lane(Track):
         super().accept(change)
         for first, last in change.ended:
             self.put(first, last, None)
-            if self.keys is not None and (last > self.seen or (first <= self._unread_end and last >= self._unread_key)):
+            if self.keys is not None and not self._has_keys(first, last):
                 self._blind_ends.add(change)
         for _, last in change.expired:
             self.seen = max(self.seen, last)
