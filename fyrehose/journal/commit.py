@@ -148,7 +148,7 @@ class Commits:
     def submit(self, publish: Publish) -> None:
         """Commit *publish* with the next commit; one that retires streams has a commit of its own."""
         self.accepted += 1
-        self.waiting.append(publish)
+        self.waiting.arrived.append(publish)
         self.size += publish.size
         self._added += publish.size
         if not self._scheduled and (not self._under_way or (self._last <= self._added and self._last <= AHEAD)):
@@ -163,7 +163,8 @@ class Commits:
 
         :param near: whether the commit may run in the reactor's thread
         """
-        if self._scheduled or not self.waiting:
+        waiting = self.waiting
+        if self._scheduled or not (waiting.arrived or waiting.left):
             return
         self._scheduled = True
         self._under_way += 1
@@ -211,8 +212,7 @@ class Commits:
 
     def _take(self) -> tuple[list[Publish], int]:
         """Take the publishes of the next commit from those that wait; return them and their size in bytes."""
-        items = [] if self.stopped else self.waiting.take(self.largest.most, self.largest.part)
-        size = sum(item.size for item in items)
+        items, size = ([], 0) if self.stopped else self.waiting.take(self.largest.most, self.largest.part)
         needed = size + len(items) * _HEADER
         self._put_off = needed if items and self.may_write is not None and not self.may_write(needed) else 0
         if self._put_off:

@@ -354,7 +354,8 @@ class FileJournal:
             self._upkeep.prepare()
         if committed.many:
             self._upkeep.take_snapshot(lambda: self.state is JournalState.WRITABLE)
-        if self._commits.waiting:
+        waiting = self._commits.waiting
+        if waiting.arrived or waiting.left:
             self._commits.schedule()  # before the observer runs, so that the disk stays busy meanwhile
         if ends:
             self._observer.durable(ends)

@@ -1,6 +1,6 @@
 """The publishes that wait for a commit: networks take turns while more waits than one commit holds.
 
-    append -> arrived                  in its order, which is that of the commit as long as everything fits into it
+    arrived.append -> arrived          in its order, which is that of the commit as long as everything fits into it
            -> a queue of each network  else: the next is the first publish of the network that has paid least
 
 A network pays for the bytes of its publishes, and for its part in a commit.  So a network that publishes little is part
@@ -11,7 +11,7 @@ So do those that write to the same stream, because their numbers are given out a
 with it that it has to follow, whose networks pay for them.  And a retirement stays between what was submitted before
 and after it.
 
-:meth:`append` is called in the reactor's thread, everything else in the thread that commits; while that takes
+The reactor's thread appends to ``arrived``, everything else happens in the thread that commits; while that takes
 publishes, they count as taken.
 """
 
@@ -43,9 +43,14 @@ class _Queued:
 
 @attrs.define(eq=False)
 class WaitingPublishes:
-    """The publishes and retirements of one journal that wait for a commit."""
+    """The publishes and retirements of one journal that wait for a commit.
 
-    _arrived: deque[Publish] = attrs.field(factory=deque, init=False)
+    :ivar arrived: those that were submitted since the last commit, to which new ones are appended
+    :ivar left: how many of those before the last commit had no room in it
+    """
+
+    arrived: deque[Publish] = attrs.field(factory=deque, init=False)
+    left: int = attrs.field(default=0, init=False)
     #: the commit that could not be written, and is the next one
     _put_back: list[Publish] = attrs.field(factory=list, init=False)
     #: by network; an empty queue goes when its turn comes, or when nothing waits in any
@@ -54,34 +59,33 @@ class WaitingPublishes:
     #: the last waiting publish of each stream
     _last: dict[str, _Queued] = attrs.field(factory=dict, init=False)
     _count: int = attrs.field(default=0, init=False)
-    _queued: int = attrs.field(default=0, init=False)
 
     def __len__(self) -> int:
-        return len(self._put_back) + self._queued + len(self._arrived)
-
-    def append(self, publish: Publish) -> None:
-        """Let *publish* wait, behind what it has to follow."""
-        self._arrived.append(publish)
+        return self.left + len(self.arrived)
 
     def put_back(self, items: list[Publish]) -> None:
         """Let *items*, a commit that could not be written, be the next commit."""
         self._put_back = items
+        self.left += len(items)
 
-    def take(self, most: int, part: int = 0) -> list[Publish]:
-        """Return the publishes of the next commit, or a single retirement; none if nothing waits.
+    def take(self, most: int, part: int = 0) -> tuple[list[Publish], int]:
+        """Return the publishes of the next commit, or a single retirement, and their size in bytes.
 
         :param most: the size of the commit in bytes; a single publish may be larger
         :param part: what a network pays for its part in a commit, in bytes
         """
+        items: list[Publish] = []
+        size = 0
         if self._put_back:
-            items, self._put_back = self._put_back, []
-            return items
-        arrived, items, size = self._arrived, [], 0
+            items, self._put_back = self._put_back, items
+            self.left -= len(items)
+            return items, sum(item.size for item in items)
+        arrived = self.arrived
         while arrived and not arrived[0].retires:
             items.append(arrived.popleft())
             size += items[-1].size
-        if not self._queued and (size <= most or len(items) == 1):
-            return items or ([arrived.popleft()] if arrived else [])
+        if not self.left and (size <= most or len(items) == 1):
+            return items or ([arrived.popleft()] if arrived else []), size
         for publish in items:
             self._add(publish)
         return self._take_fairly(most, part)
@@ -96,11 +100,11 @@ class WaitingPublishes:
         self._count += 1
         queued = _Queued(publish, self._count, [queue[-1], *after] if queue else after)
         queue.append(queued)
-        self._queued += 1
+        self.left += 1
         for run in publish.runs:
             self._last[run.stream] = queued
 
-    def _take_fairly(self, most: int, part: int) -> list[Publish]:
+    def _take_fairly(self, most: int, part: int) -> tuple[list[Publish], int]:
         """Take publishes in turns of their networks, each behind those that it follows, until the commit is full."""
         items: list[Publish] = []
         size, networks, full = 0, set[str](), False
@@ -124,17 +128,17 @@ class WaitingPublishes:
                 self._order.enter(network)
             else:
                 del self._queues[network]
-        if not self._queued:
+        if not self.left:
             self._queues.clear()
             self._order.forget()
-        return items
+        return items, size
 
     def _remove(self, queued: _Queued) -> None:
         """Remove *queued*, the first of its queue, because a commit takes it."""
         publish = queued.publish
         first = self._queues[publish.network].popleft()
         assert first is queued, f"publish {queued.number} overtakes {first.number} of its network"
-        self._queued -= 1
+        self.left -= 1
         queued.waits, queued.after = False, ()
         for run in publish.runs:
             if self._last.get(run.stream) is queued:

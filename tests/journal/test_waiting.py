@@ -21,13 +21,13 @@ class Queue:
 
     def add(self, network: str, name: str, size: int = SMALL, streams: Sequence[str] = ()) -> None:
         runs = [Run.of(stream, [b"x"], source="t", first_seq=1) for stream in streams or [network]]
-        self.waiting.append(Publish(runs, size, None, name, network=network))
+        self.waiting.arrived.append(Publish(runs, size, None, name, network=network))
 
     def retire(self, name: str) -> None:
-        self.waiting.append(Publish([], 0, None, name, retires=["s"]))
+        self.waiting.arrived.append(Publish([], 0, None, name, retires=["s"]))
 
     def commit(self, most: int = LARGE, part: int = 0) -> list[str]:
-        return [item.note for item in self.waiting.take(most, part)]
+        return [item.note for item in self.waiting.take(most, part)[0]]
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_retirement_stays_between_what_came_before_and_after_it(queue: Queue) ->
 def test_commit_that_could_not_be_written_is_the_next_one(queue: Queue) -> None:
     queue.add("a", "1")
     queue.add("a", "2")
-    items = queue.waiting.take(LARGE)
+    items, _ = queue.waiting.take(LARGE)
     queue.add("b", "3")
     queue.waiting.put_back(items)
     assert len(queue.waiting) == 3

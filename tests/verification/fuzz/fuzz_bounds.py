@@ -205,9 +205,10 @@ def commits(data: bytes) -> None:
     back: list[Publish] = []
 
     def take() -> None:
-        items = queue.take(most := 1 + dice.below(500), dice.below(200))
+        items, size = queue.take(most := 1 + dice.below(500), dice.below(200))
+        assert size == sum(item.size for item in items)
         assert not back or items == back, "a commit that was put back is next"
-        assert back or len(items) <= 1 or sum(item.size for item in items) <= most
+        assert back or len(items) <= 1 or size <= most
         assert len(items) <= 1 or not any(item.retires for item in items)
         back.clear()
         if dice.one_in(8):
@@ -221,11 +222,11 @@ def commits(data: bytes) -> None:
             take()
         elif dice.one_in(20):
             sent.append(Publish([], 0, None, len(sent), retires=["a"]))
-            queue.append(sent[-1])
+            queue.arrived.append(sent[-1])
         else:
             runs = [Run.of(dice.choice("abcdef"), [b""], source="") for _ in range(1 + dice.below(2))]
             sent.append(Publish(runs, 1 + dice.below(300), None, len(sent), network=dice.choice("xyz")))
-            queue.append(sent[-1])
+            queue.arrived.append(sent[-1])
     while len(queue):
         before = len(queue)
         take()

@@ -154,7 +154,7 @@ MUTANTS = (
         "what has no room comes behind what came later",
         "fyrehose/journal/commit.py",
         "            self.waiting.put_back(items)\n            items, size = [], 0\n",
-        "            [self.waiting.append(item) for item in items]\n            items, size = [], 0\n",
+        "            [self.waiting.arrived.append(item) for item in items]\n            items, size = [], 0\n",
         _TESTS_JOURNAL + " tests/journal/test_commit.py",
     ),
     Mutant(
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "a commit is first come, first served",
         "fyrehose/journal/waiting.py",
-        "        if not self._queued and (size <= most or len(items) == 1):\n",
+        "        if not self.left and (size <= most or len(items) == 1):\n",
         "        if items:\n",
         "tests/journal/test_waiting.py",
     ),
