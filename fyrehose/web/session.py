@@ -108,9 +108,13 @@ class RequestRefused:
 
 
 class RequestBody:
-    """Receives the body of one request; this one has no use for it.  Subclasses turn it into events."""
+    """Receives the body of one request; this one has no use for it.  Subclasses turn it into events.
+
+    :ivar more: whether :meth:`add` can return further events of the pieces that it was given already
+    """
 
     __slots__ = ()
+    more: bool = False
 
     def add(self, data: bytes) -> Iterable[object]:
         """Return the events that *data*, a piece of the body, completes."""
@@ -129,11 +133,6 @@ class RequestBody:
     def buffered(self) -> int:
         """Return the number of bytes in memory of the part that :attr:`expected` measures."""
         return 0
-
-    @property
-    def more(self) -> bool:
-        """Return whether :meth:`add` can return further events of the pieces that it was given already."""
-        return False
 
     @property
     def partly_processed(self) -> bool:
