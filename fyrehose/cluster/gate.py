@@ -163,8 +163,8 @@ class ReplicatedGate:
             self._journal.release(commit)
             return
         self._hand_over()
-        self._journal.schedule()
         self._waiting.append((commit.result.end, commit))
+        self._journal.schedule()  # behind this commit, whose place it must not take
         self.on_synced(commit.result.durable)
 
     def connect(
