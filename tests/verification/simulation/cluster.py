@@ -88,6 +88,10 @@ class Cluster:
         leaders = [member for member in self.members if member.leads]
         return max(leaders, key=lambda member: member.role.validity.epoch, default=None)
 
+    def crash(self) -> None:
+        """Crash the leader, or, if none leads, one of the others."""
+        (self.leader or self.world.random.choice(self.members)).crash()
+
     def leading_broker(self) -> Any:
         """Return the broker that accepts messages; None if there is none."""
         leader = self.leader
