@@ -29,7 +29,6 @@ from twisted.internet.interfaces import (
     IProtocolFactory,
 )
 from twisted.internet.protocol import Factory
-from twisted.internet.ssl import CertificateOptions
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -390,8 +389,12 @@ class EndpointReactor:
     reactor: Any
 
     def listenSSL(
-        self, port: int, factory: Factory, contextFactory: CertificateOptions, backlog: int = 50, interface: str = ""
+        self, port: int, factory: Factory, contextFactory: Any, backlog: int = 50, interface: str = ""
     ) -> IListeningPort:
+        # Twisted reads the files into objects of pyOpenSSL, which does not want them any more.
+        contextFactory.certificate = contextFactory.certificate.to_cryptography()
+        contextFactory.privateKey = contextFactory.privateKey.to_cryptography_key()
+        contextFactory.extraCertChain = [each.to_cryptography() for each in contextFactory.extraCertChain]
         tls = TLS(TLSSettings(), "ssl", TLSFiles(contextFactory.getContext(), {}))
         around = TLSFactory(tls, factory, self.reactor)
         return cast("IListeningPort", self.reactor.listenTCP(port, around, backlog, interface))
