@@ -38,7 +38,7 @@ RETRY_S = 1.0
 
 @attrs.define(eq=False)
 class Succession:
-    """Who leads after this server, and why this server should not lead.
+    """Choose who leads after this server, and say why this server should not lead.
 
     :ivar say: sends this server's message to the others
     :ivar leaving: whether this leader has told the others to take over, so that it must not believe to lead alone

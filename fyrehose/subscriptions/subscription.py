@@ -1,4 +1,4 @@
-"""What exclusive and shared subscriptions have in common: their streams, their progress, and its lag."""
+"""The common part of exclusive and shared subscriptions: their streams, their progress, and its lag."""
 
 from __future__ import annotations
 

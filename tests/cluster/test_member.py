@@ -311,7 +311,7 @@ def test_a_server_knows_how_old_what_it_serves_may_be(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("queue", [0.5, 1.5, 8.0])
 def test_age_includes_the_way_of_the_leader_s_messages(cluster: Cluster, queue: float) -> None:
-    """What a server says about its age is compared with the truth while the cluster runs."""
+    """Compare with the truth what a server says about its age while the cluster runs."""
     leader = cluster.elect("abc")
     leader.publish(b"x")
     cluster.settle()

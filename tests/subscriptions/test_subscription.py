@@ -1,4 +1,4 @@
-"""What exclusive and shared subscriptions have in common."""
+"""Test the common part of exclusive and shared subscriptions."""
 
 from __future__ import annotations
 
