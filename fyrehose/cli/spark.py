@@ -242,6 +242,7 @@ def _copying(
 @click.option("--keep", type=DURATION, help="Delete days that ended longer ago.")
 @click.option("--server", metavar="NAME", help="Name of this journal.  [default: its host]")
 @click.option("--accept-loss", is_flag=True, help="Continue behind records that were deleted.")
+@click.option("--by-hour", is_flag=True, help="Give a new lake partitions of an hour, not a day.")
 @click.argument("journal")
 @click.argument("lake")
 def archive(
@@ -256,7 +257,7 @@ def archive(
 ) -> None:
     """Archive JOURNAL, a directory or a URL, into LAKE, a directory or s3:// URL.
 
-    Ctrl-C stops after the current round.  The next archive resumes, also after a kill.
+    Ctrl-C stops after the current round.  The next archive resumes.
 
     \b
         fyrehose-spark archive data lake --follow --subscription lake
@@ -267,7 +268,7 @@ def archive(
     from fyrehose.spark.metrics import ArchiveMetrics
 
     began = time.monotonic()
-    check_free(journal, lake, options["server"])  # Check before Spark starts, which takes seconds.
+    check_free(journal, lake, options["server"], options["by_hour"])  # Check before Spark starts, which takes seconds.
     shown = None if metrics is None else ArchiveMetrics(metrics)
     with _copying(f"archiving {journal}", shown, engine, master, memory, round_bytes) as (spark, more):
         done = run(spark, journal, lake, **more, **options)
@@ -556,21 +557,30 @@ def lost(take_back: str | None, lake: str) -> None:
     required=True,
     help="The engine.",
 )
-@click.option("--match", metavar="PATTERN", default="*", show_default=True, help="Views of these streams only.")
-@click.argument("lake")
+@click.option("--match", metavar="PATTERN", default="*", show_default=True, help="These streams or tables only.")
+@click.argument("lake", metavar="LAKE|CONFIG")
 def catalog(engine: str, match: str, lake: str) -> None:
     """Print the statements by which an engine names LAKE as a table, and each stream as a view.
+
+    CONFIG, a TOML file, stands for the typed tables that it declares.
 
     \b
         fyrehose-spark catalog s3://bucket/lake --for trino
     """
     from fyrehose.patterns import Pattern
     from fyrehose.spark.lake import Lake
-    from fyrehose.spark.statements import statements
+    from fyrehose.spark.statements import statements, statements_of_tables
+    from fyrehose.spark.typed.config import read_config
 
-    target = Lake.existing(lake)
-    streams = [*filter(Pattern(match).covers, target.streams())]
-    for statement in statements(engine, str(target), streams):
+    wanted = Pattern(match).covers
+    if lake.endswith(".toml"):
+        tables = {name: place for name, place in read_config(lake).places().items() if wanted(name)}
+        made = statements_of_tables(engine, tables)
+    else:
+        target = Lake.existing(lake)
+        target.check_records()
+        made = statements(engine, str(target), [*filter(wanted, target.streams())])
+    for statement in made:
         click.echo(statement)
 
 

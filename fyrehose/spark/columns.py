@@ -24,8 +24,8 @@ from fyrehose.records import Buffer
 _TIME = pa.timestamp("us", tz="UTC")
 #: The type of a column of strings that is encoded by a dictionary.
 ENCODED = pa.dictionary(pa.int32(), pa.string())
-#: The length of a day, in microseconds.
-_DAY = 86_400_000_000
+#: The length of a day and of an hour, in microseconds.
+DAY, AN_HOUR = 86_400_000_000, 3_600_000_000
 
 #: The type of every column, in the order of a table's columns.
 COLUMNS: dict[str, pa.DataType] = {
@@ -132,8 +132,8 @@ class Pieces:
         self.table[self.used] = (kind, len(lengths) // 4, first, time, signed, number, 0, begin, at, len(payload))
         self.used += 1
 
-    def by_day(self) -> Iterator[tuple[int, Pieces]]:
-        """Yield the runs of each day (UTC, since 1970), sorted by stream and number.
+    def by_period(self, length: int) -> Iterator[tuple[int, Pieces]]:
+        """Yield the runs of each period of *length* microseconds (since 1970), sorted by stream and number.
 
         The runs of a stream already are in the order of their numbers, so it suffices to sort the runs instead of the
         records.
@@ -141,11 +141,11 @@ class Pieces:
         runs = self.table[: self.used]
         streams = {stream: rank for rank, stream in enumerate(sorted({kind.stream for kind in self.kinds}))}
         ranks = np.array([streams[kind.stream] for kind in self.kinds], np.int64)
-        days = runs[:, _MOMENT] // _DAY
-        for day in np.unique(days).tolist():
-            of_day = runs[days == day]
-            order = np.argsort(ranks[of_day[:, _ID]], kind="stable")
-            yield day, Pieces(self.schema, self.kinds, self.chunks, of_day[order], len(of_day))
+        periods = runs[:, _MOMENT] // length
+        for period in np.unique(periods).tolist():
+            some = runs[periods == period]
+            order = np.argsort(ranks[some[:, _ID]], kind="stable")
+            yield period, Pieces(self.schema, self.kinds, self.chunks, some[order], len(some))
 
     def batch(self) -> pa.RecordBatch:
         """Return the runs as one record batch."""
@@ -260,6 +260,27 @@ def texts(values: Sequence[str]) -> pa.StringArray:
     """
     encoded = [value.encode() for value in values]
     return _strings(pa.string(), np.fromiter(map(len, encoded), np.int32, len(encoded)), b"".join(encoded))
+
+
+def spread(values: pa.Array, rows: Any, count: int) -> pa.Array:
+    """Return an array of *count* values: *values* at the indexes *rows*, and null elsewhere."""
+    kind, there = values.type, np.zeros(count, bool)
+    if values.null_count:
+        rows, values = rows[values.is_valid().to_numpy(zero_copy_only=False)], values.drop_null()
+    there[rows] = True
+    if kind == pa.string():
+        offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+        lengths = np.zeros(count, np.int32)
+        lengths[rows] = np.diff(offsets)
+        data = values.buffers()[2]
+        return _strings(kind, lengths, b"" if data is None else data[offsets[0] : offsets[-1]], there)
+    if kind in (pa.int64(), pa.float64()):
+        found = np.zeros(count, kind.to_pandas_dtype())
+        found[rows] = values.to_numpy()
+        return numbers(kind, found, there)
+    indexes = np.zeros(count, np.int64)
+    indexes[rows] = np.arange(len(values))
+    return values.take(numbers(pa.int64(), indexes, there))
 
 
 def numbers(kind: pa.DataType, values: Any, there: Any = None) -> pa.Array:

@@ -17,6 +17,8 @@ from fyrehose.spark.stores import LakeStore
 #: The directory of the log.
 LOG = "_delta_log"
 _ENTRY = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+_LAST = "_last_checkpoint"
 
 
 def transactions(store: LakeStore) -> dict[str, int]:
@@ -28,7 +30,7 @@ def transactions(store: LakeStore) -> dict[str, int]:
     found: dict[str, int] = {}
     with store.explained():
         names = _names(files)
-        version, checkpoint = _checkpoint(files, names)
+        version, checkpoint = _checkpoint(names)
         for name in checkpoint:
             rows = parquet.read_table(f"{LOG}/{name}", filesystem=files, columns=["txn"])["txn"]
             found |= {row["appId"]: row["version"] for row in rows.drop_null().to_pylist() if row["appId"]}
@@ -60,6 +62,46 @@ def changes(store: LakeStore, since: int, until: int) -> list[str] | None:
     return found
 
 
+def without_damaged_checkpoints(store: LakeStore) -> list[str]:
+    """Rename damaged checkpoints to NAME.damaged, if the log says the same without them; return which files were bad.
+
+    A checkpoint only saves time: the state of a table is that of an older checkpoint, or of none, and all entries
+    since.  The file that names the last checkpoint is deleted with it.
+
+    :return: empty if no checkpoint is damaged, or if an entry is missing or damaged, too
+    :raises JournalUnreachable: the object store cannot be reached
+    """
+    with store.explained():
+        files = store.files()
+        names = _names(files)
+        checkpoints = {name: int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))}
+        bad = sorted(name for name in checkpoints if not _is_parquet(files, name))
+        lost = {checkpoints[name] for name in bad}
+        good = {-1, *checkpoints.values()} - lost
+        stale = _LAST in names and _last_version(files) not in good
+        if not (bad or stale) or next(_missing(files, names, max(good)), None) is not None:
+            return []
+        for name in bad:
+            files.move(f"{LOG}/{name}", f"{LOG}/{name}.damaged")
+        if stale:
+            files.delete_file(f"{LOG}/{_LAST}")
+        return bad or [_LAST]
+
+
+def version_of(name: str) -> int | None:
+    """Return the version of a checkpoint by its name; None if the name is not that of a checkpoint."""
+    match = _CHECKPOINT.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def _last_version(files: fs.FileSystem) -> int | None:
+    """Return the version of the last checkpoint, as the log names it; None if that file is damaged."""
+    try:
+        return int(json.loads(_read(files, _LAST))["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def damage_of(store: LakeStore) -> str | None:
     """Return which file of the log is damaged or missing, and what to do, as text; None if no damage is found.
 
@@ -72,12 +114,15 @@ def damage_of(store: LakeStore) -> str | None:
 
 def _damages(files: fs.FileSystem) -> Iterator[str]:
     names = _names(files)
-    version, checkpoint = _checkpoint(files, names)
+    version, checkpoint = _checkpoint(names)
     for name in checkpoint:
-        if name not in names:
-            yield f"{name} is missing"
-        elif not _is_parquet(files, name):
+        if not _is_parquet(files, name):
             yield f"{name} is no valid checkpoint"
+    yield from _missing(files, names, version)
+
+
+def _missing(files: fs.FileSystem, names: set[str], version: int) -> Iterator[str]:
+    """Yield which entries after *version* are missing or damaged."""
     versions = [int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name))]
     for number in range(version + 1, max(versions, default=-1) + 1):
         name = f"{number:020}.json"
@@ -101,21 +146,24 @@ def _is_json(data: bytes) -> bool:
 
 def _is_parquet(files: fs.FileSystem, name: str) -> bool:
     try:
-        parquet.read_metadata(f"{LOG}/{name}", filesystem=files)
-    except ArrowException:
+        parquet.read_table(f"{LOG}/{name}", filesystem=files)
+    except (ArrowException, OSError):
         return False
     return True
 
 
-def _checkpoint(files: fs.FileSystem, names: set[str]) -> tuple[int, list[str]]:
-    """Return the version of the last checkpoint (-1 if there is none), and the names of its files."""
-    if "_last_checkpoint" not in names:
-        return -1, []
-    last = json.loads(_read(files, "_last_checkpoint"))
-    version, parts = last["version"], last.get("parts")
-    if parts is None:
-        return version, [f"{version:020}.checkpoint.parquet"]
-    return version, [f"{version:020}.checkpoint.{part:010}.{parts:010}.parquet" for part in range(1, parts + 1)]
+def _checkpoint(names: set[str]) -> tuple[int, list[str]]:
+    """Return the version of the last checkpoint (-1 if there is none), and the names of its files.
+
+    The file ``_last_checkpoint`` only saves a listing of the log, and may be damaged or too old.
+    """
+    found: dict[int, list[str]] = {}
+    for match in filter(None, map(_CHECKPOINT.fullmatch, names)):
+        parts = [name for name in names if name.startswith(f"{match[1]}.checkpoint.") and f".{match[2]}." in name]
+        if match[2] is None or len(parts) == int(match[2]):
+            found.setdefault(int(match[1]), []).append(match[0])
+    version = max(found, default=-1)
+    return version, sorted(found.get(version, ()))
 
 
 def _transactions_of(entry: bytes) -> dict[str, int]:

@@ -9,7 +9,6 @@ server compares chunks: it refuses other messages under a known key.
 
 from __future__ import annotations
 
-import json
 import time
 from struct import Struct
 from urllib.parse import quote, urlsplit
@@ -20,7 +19,7 @@ from fyrehose.errors import ConfigError, PublishError, RemoteProtocolError
 from fyrehose.records import Buffer
 from fyrehose.spark.publisher import encoded_name, pace
 from fyrehose.web.blocking_client import BlockingClient
-from fyrehose.web.client_session import ServerAnswer
+from fyrehose.web.client_session import TEMPORARY
 
 #: The largest chunk, in bytes, including the lengths of its messages: the server accepts so much in one publish.
 CHUNK = 1 << 20
@@ -34,8 +33,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 #: a content type.
 MESSAGES = "application/vnd.fyrehose.messages"
 _LENGTH = Struct(">I")
-#: Statuses of refusals after which the same request may succeed later.
-_TEMPORARY = (408, 429, 503)
 
 
 @attrs.define(eq=False)
@@ -139,8 +136,8 @@ class KeyedPublisher:
             answer = self._client.ask("POST", target, body, tuple(headers.items()))
         except (OSError, RemoteProtocolError) as error:
             return str(error) or type(error).__name__
-        if answer.status in _TEMPORARY:
-            return _said(answer)
+        if answer.status in TEMPORARY:
+            return f"status {answer.status}: {answer.detail}"
         if answer.status == 422:
             raise PublishError(
                 f"the task ran before with other rows, or in another order, under the key "
@@ -149,11 +146,10 @@ class KeyedPublisher:
                 "jobs have different ids"
             )
         if answer.status != 200:
-            raise PublishError(f"{self.url} refuses to publish: {_said(answer)}")
-        try:
-            published = json.loads(answer.body)["count"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {answer.body[:80]!r}") from None
+            raise PublishError(f"{self.url} refuses to publish: status {answer.status}: {answer.detail}")
+        published = (answer.json_object or {}).get("count")
+        if published is None:
+            raise PublishError(f"{self.url} is no HTTP listener of Fyrehose: {answer.body[:80]!r}")
         if published != count:
             raise PublishError(f"{self.url} acknowledged {published} messages of {count}; use a server of this version")
         return None
@@ -176,12 +172,3 @@ def parse_url(text: str) -> str:
             "such as http://127.0.0.1:8117"
         )
     return text.rstrip("/")
-
-
-def _said(answer: ServerAnswer) -> str:
-    """Return the status and the error of an answer."""
-    try:
-        detail = json.loads(answer.body)["error"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        detail = answer.body[:200].decode(errors="replace")
-    return f"status {answer.status}: {detail}"

@@ -1,7 +1,8 @@
 """The lake: the archived records of journals as one Delta table, which any tool can read.
 
     LAKE/_delta_log/...                             says which files belong to the lake
-    LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number
+    LAKE/date=YYYY-MM-DD/part-ROUND-TASK.parquet    zstd, sorted by stream and number; in a lake by hours, below
+                                                    date=YYYY-MM-DD/hour=H
     LAKE/_lost/...                                  a Delta table of the numbers that journals declare lost
     LAKE/_locks/IDENTITY                            held by the one archive of a journal that runs on this file system;
                                                     an object store has no locks
@@ -16,11 +17,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
+from math import ceil
 from pathlib import Path
 from socket import gethostname
 from typing import Any, TypeVar
@@ -36,23 +41,34 @@ from pyarrow import compute
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
+from fyrehose.offline.offsets import Offset
+from fyrehose.offline.places import place
+from fyrehose.offline.view import View
 from fyrehose.spark.columns import TABLE
-from fyrehose.spark.deltalog import LOG, damage_of, transactions
+from fyrehose.spark.deltalog import LOG, damage_of, transactions, version_of, without_damaged_checkpoints
+from fyrehose.spark.footers import bounds, check_files
+from fyrehose.spark.gaps import streams_of
 from fyrehose.spark.selection import EVERY, Selection, time_of
 from fyrehose.spark.stores import LakeStore, plain, sync
 
-PARTITION = "date"
+log = logging.getLogger(__name__)
+
+#: The columns by which a table is partitioned, with their values in the paths of its files: the day (UTC), and the hour
+#: of that day in a table by hours.  All engines skip files by them; DuckDB does not by the statistics of times.
+PARTITION, HOUR = "date", "hour"
+_VALUES = re.compile(rf"({PARTITION}|{HOUR})=([^/]*)/")
 
 _LOST = pa.schema(
     [("server", pa.string()), ("stream", pa.string()), ("first", pa.int64()), ("last", pa.int64()), ("at", pa.int64())]
 )
 #: Property of the table: the number of commits between two checkpoints of the log.
 _INTERVAL = "delta.checkpointInterval"
-_SETTINGS = {
-    _INTERVAL: "100",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-}
+#: Property of the table: how long files that it does not use any more stay; and Delta's default.
+_RETENTION, _WEEK = "delta.deletedFileRetentionDuration", "interval 7 days"
+_SETTINGS = {_INTERVAL: "100", "delta.logRetentionDuration": "interval 1 days", _RETENTION: "interval 1 days"}
+#: Hours of the units of intervals, and an interval: numbers with units.
+_HOURS = {"week": 168, "day": 24, "hour": 1, "minute": 1 / 60, "second": 1 / 3600, "millisecond": 0, "microsecond": 0}
+_UNIT = re.compile(rf"(\d+)\s+({'|'.join(_HOURS)})s?\b", re.IGNORECASE)
 #: Beginning of the names of the table's properties that hold servers' names; the identity of the journal follows.
 _SERVER = "fyrehose.server."
 #: Separates a journal's identity from a stream in the names of transactions.
@@ -108,11 +124,16 @@ class Lake:
 
     :ivar schema: the columns of a new table: those of archived records, or those of a typed table
     :ivar measured: the columns whose statistics the log has
+    :ivar settings: further properties of a new table
+    :ivar by_hour: whether the table has a partition for each hour, and a column with the hour; None: as it was created,
+        and a new one has a partition for each day
     """
 
     store: LakeStore
     schema: pa.Schema = TABLE
     measured: Sequence[str] = ("server", "stream", "seq", "time")
+    settings: Mapping[str, str] = attrs.field(factory=dict)
+    by_hour: bool | None = None
     _table: DeltaTable | None = attrs.field(default=None, init=False)
     #: A version of the table, and results of reading its log, which are kept because each reading by delta-rs opens
     #: every entry since the checkpoint.
@@ -164,8 +185,21 @@ class Lake:
                 else:
                     table = _opened(self.store)
         except DeltaError as error:
-            found = damage_of(self.store) or f"{plain(error)}; restore {self.store.below(LOG)} from a copy"
-            raise JournalCorrupt(f"the log of the lake {self} is damaged: {found}") from error
+            if bad := without_damaged_checkpoints(self.store):
+                log.warning(
+                    "the log of the lake %s was read without %s, which %s damaged: every entry is there",
+                    self,
+                    ", ".join(bad),
+                    "are" if len(bad) > 1 else "is",
+                )
+                self._table = None
+                found = self.refresh()
+                if (version := version_of(bad[-1])) is not None:  # write the last one again, to save time
+                    with self.store.explained():
+                        DeltaTable(self.store.uri, version, self.store.options).create_checkpoint()
+                return found
+            said = damage_of(self.store) or f"{plain(error)}; restore {self.store.below(LOG)} from a copy"
+            raise JournalCorrupt(f"the log of the lake {self} is damaged: {said}") from error
         if table is not None:
             self._check_features(table)
         self._table = table
@@ -230,30 +264,44 @@ class Lake:
         return found
 
     def create(self) -> None:
-        """Create the lake, unless it exists."""
+        """Create the lake, unless it exists.
+
+        :raises ConfigError: it exists with other partitions
+        """
         if self.refresh() is None:
             if not self.store.remote:
                 self.store.directory.mkdir(parents=True, exist_ok=True)
-            schema = Schema.from_arrow(self.schema)
+            hour = [pa.field(HOUR, pa.int64())] if self.by_hour else []
+            schema = Schema.from_arrow(pa.schema([*self.schema, *hour]))
             try:
                 with self.store.explained():
                     DeltaTable.create(
                         self.store.uri,
                         schema,
                         mode="ignore",
-                        partition_by=[PARTITION],
+                        partition_by=[PARTITION, *(field.name for field in hour)],
                         name="fyrehose",
-                        configuration=_SETTINGS | {_MEASURED: ",".join(self.measured)},
+                        configuration={**_SETTINGS, _MEASURED: ",".join(self.measured), **self.settings},
                         storage_options=self.store.options,
                     )
             except DeltaError:
                 if self.refresh() is None:  # otherwise another archive was first, or the answer was lost
                     raise
+        if self.by_hour not in (None, HOUR in self.partitions()):
+            has = "day, and none for each hour" if self.by_hour else "hour"
+            raise ConfigError(f"{self} has a partition for each {has}, as it was created: begin with a new one")
 
     def servers(self) -> dict[str, str]:
         """Return the names of the servers whose journals are in the lake, by the identity of the journal."""
-        properties = {} if self.table is None else self.table.metadata().configuration
-        return {name[len(_SERVER) :]: value for name, value in properties.items() if name.startswith(_SERVER)}
+        return {name[len(_SERVER) :]: value for name, value in self.properties().items() if name.startswith(_SERVER)}
+
+    def partitions(self) -> list[str]:
+        """Return the columns by which the table is partitioned, as it was created."""
+        return [] if self.table is None else list(self.table.metadata().partition_columns)
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the table."""
+        return {} if self.table is None else dict(self.table.metadata().configuration)
 
     def server_of(self, identity: bytes, default: str = "") -> str:
         """Return the name of the server of a journal; *default* if the lake does not have the journal."""
@@ -305,7 +353,7 @@ class Lake:
         if selection is not None:
             found = found.filter(_may_match(found, selection))
         if server is not None:
-            found = found.filter(_may_have(found, "server", server, server))
+            found = found.filter(may_have(found, "server", server, server))
         deleted = self.vectors()
         return [
             File(path=path, size=size, rows=(rows or 0) - len(deleted.get(path, ())))
@@ -359,6 +407,28 @@ class Lake:
             self._changed(lambda: table.alter.add_columns(new))
             self.refresh()
 
+    def check_records(self) -> None:
+        """Check that this is the archive of a journal, and not a typed table or a table of another program.
+
+        :raises ConfigError: it is another table
+        """
+        if not {field.name for field in self.current().schema().fields}.issuperset(TABLE.names):
+            raise ConfigError(
+                f"{self} is no archive of a journal, but another table; `tables` itself merges its tables"
+            )
+
+    def vacuum(self) -> int:
+        """Remove the files that the table has not used for as long as its own property says; return how many.
+
+        Files of killed rounds are removed, too; those of the last hour stay, because a round may be running.
+        """
+        table = self.current()
+        interval = table.metadata().configuration.get(_RETENTION, _WEEK)
+        parts = _UNIT.findall(interval) or _UNIT.findall(_WEEK)
+        hours = max(1, ceil(sum(int(number) * _HOURS[unit.lower()] for number, unit in parts)))
+        with self.store.explained():
+            return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True))
+
     def streams(self) -> set[str]:
         """Return the names of the streams that were archived; all of their records may be deleted."""
         found = {} if self.table is None else transactions(self.store)
@@ -403,6 +473,7 @@ class Lake:
         :param counts: counts that become durable with the round, by name (:meth:`counted`)
         :param removed: files whose rows the round replaces
         :param schema: a schema that replaces the table's; then all files of the table are removed
+        :raises JournalError: a file has other types than the table, or its statistics are wrong
         :raises JournalLocked: another archive of the journal has committed in the meantime
         """
         if gaps:
@@ -422,11 +493,13 @@ class Lake:
                     return  # the answer of an object store was lost
                 raise JournalLocked(f"another archive of this journal has committed to the lake {self}")
             version = table.version()
+            declared = table.schema() if schema is None else Schema.from_arrow(schema)
+            check_files(self.store, files, declared)
             table.create_write_transaction(
                 [*files, *(() if schema is not None else _removes(removed))],
                 "append" if schema is None else "overwrite",
-                table.schema() if schema is None else Schema.from_arrow(schema),
-                [PARTITION],
+                declared,
+                self.partitions(),
                 commit_properties=properties,
                 post_commithook_properties=_hooks(table),
             )
@@ -440,9 +513,12 @@ class Lake:
     def replace(self, files: Sequence[File], by: Sequence[AddAction]) -> None:
         """Replace files by others that have the same records, in one commit.
 
-        :raises JournalError: another program has changed one of the files in the meantime
+        :raises JournalError: another program has changed one of the files in the meantime, or a file has other types
+            than the table
         """
         table = self.current()
+        with self.store.explained():
+            check_files(self.store, by, table.schema())
         deleted = self.vectors()
         # This finds changes by other programs until now; delta-rs finds later ones.
         known = {file.path for file in self.files() if file.path not in deleted}
@@ -454,7 +530,7 @@ class Lake:
                 [*by, *_removes(files, data_change=False)],
                 "append",
                 table.schema(),
-                [PARTITION],
+                self.partitions(),
                 post_commithook_properties=_hooks(table),
             )
         )
@@ -528,12 +604,57 @@ _RESTORE = "put it back from a copy, or archive into a new lake"
 
 def _removes(files: Sequence[File], data_change: bool = True) -> list[RemoveAction]:
     now = time.time_ns() // 1_000_000
-    return [RemoveAction(file.path, data_change, now, file.size, {PARTITION: day_of(file.path)}) for file in files]
+    return [RemoveAction(file.path, data_change, now, file.size, values_of(file.path)) for file in files]
 
 
 def day_of(path: str) -> str:
     """Return the day in the path of a lake's file, such as 2026-01-31."""
     return path.rpartition(f"{PARTITION}=")[2][:10]
+
+
+def folder_at(begin: datetime, by_hour: bool) -> str:
+    """Return the directory of the partition that begins at a time."""
+    return f"{PARTITION}={begin.date()}" + (f"/{HOUR}={begin.hour}" if by_hour else "")
+
+
+def folder_of(path: str) -> str:
+    """Return the directory of a lake's file, which is that of its partition."""
+    return path.rpartition("/")[0]
+
+
+def values_of(path: str) -> dict[str, str | None]:
+    """Return the values of a file's partition, by column."""
+    return dict(_VALUES.findall(path))
+
+
+def lake_of(location: str | Path | Lake | None, journal: str | None) -> Lake | None:
+    """Return the lake at a place; it need not exist yet if there is a journal.
+
+    :param location: None: there is no lake
+    :raises JournalError: the lake does not exist, or its log is damaged
+    :raises ValueError: neither a lake nor a journal is given
+    """
+    if location is None and journal is None:
+        raise ValueError("neither a lake nor a journal is given")
+    if location is None or isinstance(location, Lake):
+        return location
+    return Lake.existing(location) if journal is None else Lake.at(location)
+
+
+def beyond(lake: Lake | None, journal: str) -> tuple[View, Offset | None, str]:
+    """Return a journal as it is now, the offset up to which a lake has its records, and the name of its server."""
+    view, server = place(journal).view(), host_of(journal)
+    if lake is None:
+        return view, None, server
+    known = lake.progress(view.identity)
+    offset = None if known is None else Offset(known.position, view.identity, known.chain)
+    return view, offset, lake.server_of(view.identity, server)
+
+
+def streams_of_both(lake: Lake | None, journal: str | None) -> set[str]:
+    """Return the names of the streams of a lake and of a journal."""
+    found = set() if lake is None else lake.streams()
+    return found if journal is None else found | streams_of(place(journal))
 
 
 def host_of(journal: str) -> str:
@@ -558,27 +679,25 @@ def _may_match(files: pa.Table, selection: Selection) -> pa.Array:
     named = (start.seqs.keys() | end.seqs.keys()) - {EVERY} if selection.streams is None else selection.streams
     chosen = _all(files, False)
     for stream in named:
-        seqs = _may_have(files, "seq", *selection.seqs(stream))
-        chosen = compute.or_(chosen, compute.and_(_may_have(files, "stream", stream, stream), seqs))
+        seqs = may_have(files, "seq", *selection.seqs(stream))
+        chosen = compute.or_(chosen, compute.and_(may_have(files, "stream", stream, stream), seqs))
     if selection.streams is None:
         least, most = (files[name] if name in files.column_names else None for name in ("min.stream", "max.stream"))
         others = _all(files, True)
         if least is not None and most is not None:  # leave out files whose only stream is named
             one = compute.and_(compute.equal(least, most), compute.is_in(least, pa.array(sorted(named), pa.string())))
             others = compute.invert(compute.fill_null(one, False))
-        chosen = compute.or_(chosen, compute.and_(others, _may_have(files, "seq", *selection.seqs(EVERY))))
-    return compute.and_(chosen, _may_have(files, "time", since, until))
+        chosen = compute.or_(chosen, compute.and_(others, may_have(files, "seq", *selection.seqs(EVERY))))
+    return compute.and_(chosen, may_have(files, "time", since, until))
 
 
-def _may_have(files: pa.Table, column: str, first: Any, last: Any) -> pa.Array:
+def may_have(files: pa.Table, column: str, first: Any, last: Any) -> pa.Array:
     """Return a mask of the files that may have values between two bounds, by their statistics; a bound may be None."""
     mask = _all(files, True)
-    for name, bound, fits in (
-        (f"min.{column}", last, compute.less_equal),
-        (f"max.{column}", first, compute.greater_equal),
+    for values, bound, fits in zip(
+        bounds(files, column), (last, first), (compute.less_equal, compute.greater_equal), strict=True
     ):
-        if bound is not None and name in files.column_names:
-            values = files[name]
+        if bound is not None and values is not None:
             found = fits(values, pa.scalar(bound, values.type))
             mask = compute.and_(mask, compute.fill_null(found, True))
     return mask

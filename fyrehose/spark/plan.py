@@ -12,8 +12,9 @@ in the segment that is being written, batches are found by their headers.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 
@@ -28,8 +29,12 @@ from fyrehose.offline.view import Extent, View
 from fyrehose.spark.gaps import ends_before, starting_ends
 from fyrehose.spark.selection import Selection
 
+log = logging.getLogger(__name__)
+
 #: Target size of a part, which one task reads, in bytes.
 PIECE = 32 << 20
+#: The advice for errors if the journal is not the one to which an offset belongs.
+ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 #: If more streams are selected, all batches of a segment are read, and not only the batches that the index lists for
 #: these streams.
 FOLLOWED = 64
@@ -290,8 +295,7 @@ def check(place: Place, view: View, begin: int, end: int) -> None:
 
     :raises JournalCorrupt: a segment is missing or cut off, or was deleted
     """
-    if begin < view.start:
-        raise missing(place, view, begin, f"{place} begins at position {view.start}: retention deleted what was before")
+    resumed(place, view, begin, skip=False)
     if (read := max(begin, end)) > view.mark:
         raise JournalCorrupt(
             f"{place} ends at position {view.mark}, but was read up to {read} before: this is another journal, or "
@@ -341,20 +345,60 @@ def no_deletion(place: Place, view: View | None, position: int, when: str) -> It
 
 def missing(place: Place, view: View, position: int, reason: str) -> JournalCorrupt:
     """Return the error for missing data from ``position`` on; it names the lost numbers, as far as they are known."""
+    return JournalCorrupt(
+        f"{reason}, but positions from {position} on are needed: {named(lost_numbers(place, view, position))} "
+        "(register a subscription to prevent this: see `fyrehose journal subscriptions`)"
+    )
+
+
+#: Numbers that a journal does not have any more: stream, first, last.
+Range = tuple[str, int, int]
+
+
+def lost_numbers(
+    place: Place, view: View, position: int, known: Mapping[str, int] | None = None
+) -> tuple[Range, ...] | None:
+    """Return the numbers that may be lost from ``position`` on to the next segment; None if they are unknown.
+
+    :param known: the last number of each stream before ``position``; None: as far as the journal still has them
+    """
     # The beginning of the next segment states the last number of each stream.
     after = [extent for extent in place.view().segments if extent.base > position]
-    before = [extent for extent in view.segments if extent.base < position]
-    lost = "the lost numbers are unknown"
-    if after:
-        ends = starting_ends(place, after[0])
-        begun = ends_before(place, before[-1], position, ends) if before else {}
-        ranges = [f"{s!r} {begun.get(s, 0) + 1}-{last}" for s, last in ends.items() if last > begun.get(s, 0)]
-        more = f" and of {len(ranges) - 5} more streams" if len(ranges) > 5 else ""
-        lost = f"numbers among {', '.join(ranges[:5])}{more}" if ranges else "no numbers of any stream"
-    return JournalCorrupt(
-        f"{reason}, but positions from {position} on are needed: {lost} (register a subscription to prevent "
-        "this: see `fyrehose journal subscriptions`)"
-    )
+    if not after:
+        return None
+    ends = starting_ends(place, after[0])
+    if known is None:
+        before = [extent for extent in view.segments if extent.base < position]
+        known = ends_before(place, before[-1], position, ends) if before else {}
+    return tuple((s, known.get(s, 0) + 1, last) for s, last in ends.items() if last > known.get(s, 0))
+
+
+def named(lost: Sequence[Range] | None) -> str:
+    """Return a text that names lost numbers."""
+    if lost is None:
+        return "the lost numbers are unknown"
+    more = f" and of {len(lost) - 5} more streams" if len(lost) > 5 else ""
+    ranges = ", ".join(f"{stream!r} {first}-{last}" for stream, first, last in lost[:5])
+    return f"numbers among {ranges}{more}" if ranges else "no numbers of any stream"
+
+
+def resumed(
+    place: Place, view: View, position: int, skip: bool, known: Mapping[str, int] | None = None
+) -> tuple[int, tuple[Range, ...]]:
+    """Return where a reader that has reached *position* continues, and the numbers that retention deleted in between.
+
+    :param skip: continue with the oldest record if retention deleted what was before
+    :param known: the last number of each stream that the reader has; None if it does not know them
+    :raises JournalCorrupt: retention deleted what was before, and *skip* is not set
+    """
+    if position >= view.start:
+        return position, ()
+    said = f"{place} begins at position {view.start}: retention deleted what was before"
+    if not skip:
+        raise missing(place, view, position, said)
+    lost = lost_numbers(place, view, position, known)
+    log.warning("%s; reading continues there instead of at position %d: %s", said, position, named(lost))
+    return view.start, lost or ()
 
 
 def gap(stream: str, first: int, last: int, where: str) -> JournalGap:

@@ -120,7 +120,7 @@ class SparkPublisher:
             self._payloads = []
             run = PublishRun(topic=self._stream, first=first, lengths=column.lengths, payload=column.payload)
             self._pending.append(run)
-            self._session.send_run(run)
+            self._session.send(run)
 
     def _exchange(self, wait: bool) -> None:
         """Send the unsent frames and process received ones; with ``wait``, block until one acknowledges a message."""
@@ -154,7 +154,7 @@ class SparkPublisher:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._session = FiggClientSession()
         for message in self._pending:
-            self._session.send_run(message)
+            self._session.send(message)
 
     def _failed(self, error: OSError) -> None:
         self.close()

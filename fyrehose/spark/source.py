@@ -57,7 +57,7 @@ from fyrehose.offline.view import Extent, View
 from fyrehose.options import size as size_of
 from fyrehose.spark import columns as col
 from fyrehose.spark.gaps import survey
-from fyrehose.spark.plan import PIECE, Planner, admitted, check
+from fyrehose.spark.plan import ANEW, PIECE, Planner, admitted, check, resumed
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection, selection
 from fyrehose.spark.sink import BatchWriter, SinkTarget, StreamWriter, refuse_unknown
@@ -76,8 +76,6 @@ OPTIONS = (
     *("path", "tokenFile", "streams", "start", "end", "startPosition", "endPosition", "gaps", "table"),
     *("partitionBytes", "maxRowsPerBatch", "maxBytesPerBatch", "subscription"),
 )
-#: The advice for errors if the journal is not the one to which an offset belongs.
-_ANEW = "load the journal that was read before, or begin with a new checkpoint or lake"
 
 
 @attrs.frozen
@@ -127,6 +125,8 @@ class SourceOptions:
     def parts(self, start: int | None, stop: int | None) -> list[InputPartition]:
         """Return the parts of the journal between two positions, each as the partition of one task."""
         planner = Planner(self.place, self.selection, self.piece, self.skip_gaps)
+        if start is not None:
+            start, _ = resumed(self.place, self.place.view(), start, self.skip_gaps)
         return [*map(InputPartition, planner.parts(start, stop))]
 
     def read(self, partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -181,7 +181,7 @@ class RecordReader(DataSourceReader):
             log.warning("%s", doubt)
         for offset in (options.start_position, options.end_position):
             if offset is not None:
-                Offsets(options.place).check(offset, view, _ANEW)
+                Offsets(options.place).check(offset, view, ANEW)
         start = view.mark if options.latest else _position(options.start_position)
         return options.parts(start, _position(options.end_position))
 
@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.latest:
             position = view.mark
         elif start is not None:
-            self.offsets.check(start, view, _ANEW)
+            self.offsets.check(start, view, ANEW)
             position = start.position
         self._keep(position, view)
         return self.offsets.at(position, view).fields
@@ -267,14 +267,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :raises JournalCorrupt: *start* belongs to another journal
         """
         view = self._look()
-        position = self._checked(start, view)
+        begin = self._checked(start, view)
+        position, _ = resumed(self.options.place, view, begin, self.options.skip_gaps)
         self._keep(position, view)  # the previous micro-batch has ended
         stop = view.mark if self.target is None else self.target
         if self.options.end_position is not None:
             stop = min(stop, self.options.end_position.position)
         if position >= stop:
             check(self.options.place, view, position, position)  # The checkpoint may be of another journal.
-            return start
+            return start if position == begin else self.offsets.at(position, view).fields
         rows, size = self.options.max_rows, self.options.max_bytes  # Spark passes only one of two limits.
         if isinstance(limit, ReadAllAvailable):
             rows = size = None
@@ -307,8 +308,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             offset = Offset.parse(fields)
         except ValueError as error:
-            raise JournalCorrupt(f"the checkpoint cannot be used: {error}; {_ANEW}") from error
-        self.offsets.check(offset, view, _ANEW)
+            raise JournalCorrupt(f"the checkpoint cannot be used: {error}; {ANEW}") from error
+        self.offsets.check(offset, view, ANEW)
         return offset.position
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -23,13 +23,14 @@ from hashlib import sha256
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fyrehose.errors import MissingExtra
 from fyrehose.imports import ARROW, SPARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.udtf import UserDefinedTableFunction
 
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -118,10 +119,17 @@ def session(
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Register the data source ``fyrehose`` with an existing session, and return the session."""
+    """Register the data source ``fyrehose`` and the table function ``fyrehose_records``, and return the session."""
     from pyspark.errors import AnalysisException
+    from pyspark.sql.functions import arrow_udtf
+    from pyspark.sql.pandas.types import from_arrow_schema
 
+    from fyrehose.spark.columns import TABLE
     from fyrehose.spark.source import FyrehoseDataSource
+    from fyrehose.spark.union import Records
+
+    function = cast("UserDefinedTableFunction", arrow_udtf(Records, returnType=from_arrow_schema(TABLE)))
+    spark.udtf.register("fyrehose_records", function)
 
     try:
         spark.dataSource.register(FyrehoseDataSource)

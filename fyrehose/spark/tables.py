@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from fyrehose.offline.offsets import Offset
-from fyrehose.offline.places import place
 from fyrehose.spark.columns import TABLE
 from fyrehose.spark.selection import EVERY, Selection, selection
 
@@ -54,30 +53,26 @@ def table(
     :raises ValueError: neither a lake nor a journal is given, or ``streams`` is empty
     """
     # Delta is imported here, because Spark's workers import this package, and do not need Delta.
-    from fyrehose.spark.lake import Lake
+    from fyrehose.spark.lake import lake_of
 
     wanted = None if streams is None else sorted(set(streams))
     if wanted == []:
         raise ValueError("streams is empty; leave it out for all streams")
-    if lake is None or isinstance(lake, Lake):
-        target = lake
-    else:
-        target = Lake.existing(lake) if journal is None else Lake.at(lake)
+    target = lake_of(lake, journal)
     sources = []
     if target is not None:
         chosen = attrs.evolve(selection(None, start, end), streams=None if wanted is None else frozenset(wanted))
         sources.append(of_lake(spark, target, chosen))
     if journal is not None:
-        sources.append(beyond(spark, target, journal, start=start, end=end, streams=wanted, gaps=gaps))
-    if not sources:
-        raise ValueError("neither a lake nor a journal is given")
+        # Its tasks come first, because retention may delete a segment at any time.
+        sources.insert(0, of_rest(spark, target, journal, start=start, end=end, streams=wanted, gaps=gaps))
     found = sources[0] if len(sources) == 1 else sources[0].unionByName(sources[1])
     if wanted is None:
         found = found.where("stream not like '.%'")
     return found
 
 
-def beyond(
+def of_rest(
     spark: SparkSession,
     lake: Lake | None,
     journal: str,
@@ -88,18 +83,11 @@ def beyond(
     gaps: str = "error",
 ) -> DataFrame:
     """Return the records of a journal that a lake does not have yet."""
-    from fyrehose.spark.lake import host_of
+    from fyrehose.spark.lake import beyond
 
-    view = place(journal).view()
-    known = None if lake is None else lake.progress(view.identity)
-    begin = None if known is None else Offset(known.position, view.identity, known.chain)
-    if begin is not None and gaps == "skip" and begin.position < view.start:
-        begin = Offset(view.start, view.identity)  # retention deleted records in between
-    server = host_of(journal)
-    if lake is not None:
-        server = lake.server_of(view.identity, server)
+    _, begin, server = beyond(lake, journal)
     options = {name: value for name, value in (("start", start), ("end", end)) if value is not None}
-    return of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps)
+    return _with_hours(lake, of_journal(spark, journal, server, options, start=begin, streams=streams, gaps=gaps))
 
 
 @attrs.define(eq=False)
@@ -126,8 +114,8 @@ class Views:
             found = self._bases[key] = of_files(self.spark, self.lake, files)
         if self.journal is not None:
             if self._end is None:
-                self._end = beyond(self.spark, self.lake, self.journal, gaps=self.gaps)
-            found = found.union(self._end)
+                self._end = of_rest(self.spark, self.lake, self.journal, gaps=self.gaps)
+            found = self._end.union(found)
         return found.where(f.col("stream") == stream)
 
 
@@ -154,30 +142,40 @@ def of_files(spark: SparkSession, lake: Lake, files: Sequence[File], chosen: Sel
     """
     lake.check(files)
     if not files:
-        return spark.createDataFrame([], _schema())
+        return _with_hours(lake, spark.createDataFrame([], _schema()))
     if lake.store.remote:
-        return _of_store(spark, lake.store, files, chosen, lake.vectors())
-    return _of_directory(spark, lake.store.directory, files, lake.vectors())
+        return _with_hours(lake, _of_store(spark, lake.store, files, chosen, lake.vectors()))
+    return _of_directory(spark, lake, files)
 
 
-def _schema() -> StructType:
+def _schema(*more: pa.Field) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return from_arrow_schema(TABLE)
+    return from_arrow_schema(pa.schema([*TABLE, *more]))
 
 
-def _of_directory(spark: SparkSession, directory: Path, files: Sequence[File], deleted: Mapping[str, Any]) -> DataFrame:
+def _with_hours(lake: Lake | None, records: DataFrame) -> DataFrame:
+    """Return *records* with the column ``hour``, if the lake has a partition for each hour."""
+    from pyspark.sql import functions as f
+
+    if lake is None or "hour" not in lake.partitions():
+        return records
+    return records.withColumn("hour", f.expr("unix_micros(time) div 3600000000 % 24"))
+
+
+def _of_directory(spark: SparkSession, lake: Lake, files: Sequence[File]) -> DataFrame:
     """Return the records of files in a directory, which Spark itself reads, without deleted rows."""
     from pyspark.sql import DataFrame
 
-    parts = []
+    parts, directory, deleted = [], lake.store.directory, lake.vectors()
+    schema = _schema(*(pa.field(name, pa.int64()) for name in lake.partitions() if name not in TABLE.names))
     for without in (False, True):
         some = [file.path for file in files if (file.path in deleted) == without]
         if some:
-            reader = spark.read.schema(_schema()).option("basePath", str(directory))
+            reader = spark.read.schema(schema).option("basePath", str(directory))
             found = reader.option("datetimeRebaseMode", "CORRECTED").parquet(*(str(directory / path) for path in some))
             if without:
-                found = _without(found, {path: deleted[path] for path in some}).select(*TABLE.names)
+                found = _without(found, {path: deleted[path] for path in some}).select(*schema.names)
             parts.append(found)
     return reduce(DataFrame.union, parts)
 

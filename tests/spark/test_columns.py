@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.errors import ConfigError
-from fyrehose.spark.columns import COLUMNS, Pieces, RunKind, arrow_schema
+from fyrehose.spark.columns import COLUMNS, Pieces, RunKind, arrow_schema, spread
 
 
 def pieces(columns: tuple[str, ...], *kinds: RunKind) -> Pieces:
@@ -58,7 +63,7 @@ def test_runs_of_each_day_are_sorted_by_stream_and_encoded() -> None:
     for kind, first, time in ((0, 1, day - 1), (1, 1, day - 1), (0, 2, day - 1), (0, 3, day), (1, 2, day)):
         listed = next(numbers).to_bytes(8, "little") if kind == 0 else b""
         made.add(kind, first, time, 0, listed, bytes([1, 0, 0, 0]), b"%d" % first)
-    days = dict(made.by_day())
+    days = dict(made.by_period(day))
     batch = days[0].batch()
     batch.validate(full=True)
     assert [tuple(row.values()) for row in batch.to_pylist()] == [
@@ -71,3 +76,26 @@ def test_runs_of_each_day_are_sorted_by_stream_and_encoded() -> None:
         ("b", 3, None, 9, b"3"),
     ]
     assert pa.types.is_dictionary(batch.schema.field("stream").type)
+
+
+KINDS = [
+    (pa.string(), st.text(max_size=3)),
+    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+    (pa.float64(), st.floats(allow_nan=False)),
+    (pa.bool_(), st.booleans()),
+    (pa.timestamp("us", "UTC"), st.integers(0, 1 << 50)),
+]
+
+
+@given(st.data())
+def test_spread_values_are_at_their_rows_and_all_others_are_null(data: Any) -> None:
+    kind, values = data.draw(st.sampled_from(KINDS))
+    whole = data.draw(st.lists(st.none() | values, max_size=20))
+    rows = data.draw(st.lists(st.integers(0, 30), min_size=len(whole), max_size=len(whole), unique=True).map(sorted))
+    skip = data.draw(st.integers(0, len(whole)))
+    some = pa.array(whole, kind).slice(skip)
+    found = spread(some, np.array(rows[skip:], np.int64), 31)
+    found.validate(full=True)
+    expected = dict(zip(rows[skip:], some.to_pylist(), strict=True))
+    assert found.to_pylist() == [expected.get(row) for row in range(31)]
+    assert found.type == kind

@@ -52,6 +52,7 @@ class Posts(BaseHTTPRequestHandler):
     def answer(self, status: int, answer: Any) -> None:
         data = json.dumps(answer).encode()
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -143,7 +144,7 @@ def test_rows_in_another_order_are_an_error_that_says_what_to_do(keys: Keys) -> 
     ("answer", "error"),
     [
         ((403, {"error": "not allowed"}), "refuses to publish: status 403: not allowed"),
-        ((413, "no"), 'refuses to publish: status 413: "no"'),
+        ((413, "no"), "refuses to publish: status 413: the answer is not that of a Fyrehose server"),
         ((200, {}), "is no HTTP listener of Fyrehose"),
         ((200, {"count": 2}), "acknowledged 2 messages of 1"),
     ],
@@ -160,6 +161,13 @@ def test_temporary_refusal_is_an_error_after_a_timeout(keys: Keys) -> None:
     with pytest.raises(PublishError, match=r"failed for 1 s: status 503: the disk is full; 0 rows"):
         publish(KeyedPublisher(keys.url, "k", patience=1.0, first_pause=PAUSE), [("s", b"x")])
     keys.script = []
+
+
+def test_proxy_without_a_server_behind_it_is_asked_again(keys: Keys) -> None:
+    keys.script = [(502, "bad gateway"), (504, "timeout")]
+    publish(KeyedPublisher(keys.url, "k", first_pause=PAUSE), [("s", b"x")])
+    assert len(keys.headers) == 3
+    assert list(keys.stored.values()) == [[b"x"]]
 
 
 def test_token_is_sent(keys: Keys) -> None:

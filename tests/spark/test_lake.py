@@ -6,12 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
+from pyarrow import parquet
 
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
 from fyrehose.journal.format import UNKNOWN
@@ -23,16 +26,27 @@ ONE, OTHER = bytes(range(16)), bytes(range(1, 17))
 
 
 def file(
-    lake: Path, name: str, stream: str = "s", last: str | None = None, seqs: tuple[int, int] = (1, 9)
+    lake: Path,
+    name: str,
+    stream: str = "s",
+    last: str | None = None,
+    seqs: tuple[int, int] = (1, 9),
+    rows: dict[str, Any] | None = None,
+    stats: Any = None,
 ) -> AddAction:
-    """Return a file for the log, with streams from ``stream`` to ``last``; what is in it does not matter here."""
+    """Return a file for the log, with streams from ``stream`` to ``last``, and no other columns."""
     path = lake / "date=2026-01-01" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"x")
+    parquet.write_table(pa.table({"stream": [stream, last or stream], "seq": [*seqs]} if rows is None else rows), path)
     least, most = {"stream": stream, "seq": seqs[0]}, {"stream": last or stream, "seq": seqs[1]}
-    stats = {"numRecords": 1, "minValues": least, "maxValues": most, "nullCount": {}}
+    stats = {"numRecords": 2, "minValues": least, "maxValues": most, "nullCount": {}} if rows is None else stats
     return AddAction(
-        f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, time.time_ns() // 1_000_000, True, json.dumps(stats)
+        f"date=2026-01-01/{name}",
+        path.stat().st_size,
+        {"date": "2026-01-01"},
+        time.time_ns() // 1_000_000,
+        True,
+        json.dumps(stats),
     )
 
 
@@ -59,7 +73,8 @@ def test_progress_is_committed_together_with_files(tmp_path: Path) -> None:
 
 
 def test_round_may_replace_files_and_the_schema_and_have_counts(tmp_path: Path) -> None:
-    narrow = pa.schema([("x", pa.int64()), ("date", pa.date32())])
+    own = [("stream", pa.string()), ("seq", pa.int64())]
+    narrow = pa.schema([*own, ("x", pa.int64()), ("date", pa.date32())])
     lake = Lake(LakeStore.at(tmp_path), narrow, ("x",))
     lake.admit(ONE, "one", "default")
     lake.commit(ONE, None, at(10), [file(tmp_path, "1"), file(tmp_path, "2")], counts={"rows": 2, "odd": 1})
@@ -69,12 +84,12 @@ def test_round_may_replace_files_and_the_schema_and_have_counts(tmp_path: Path) 
     lake.add_columns([pa.field("y.z", pa.string()), pa.field("x", pa.int64())])
     version = lake.table.version() if lake.table else 0
     lake.add_columns([pa.field("y.z", pa.string())])
-    wide = pa.schema([("x", pa.float64()), ("y.z", pa.string()), ("date", pa.date32())])
+    wide = pa.schema([*own, ("x", pa.float64()), ("y.z", pa.string()), ("date", pa.date32())])
     lake.commit(ONE, at(20), at(20), [file(tmp_path, "4")], schema=wide)
     again = Lake.existing(tmp_path)
     assert again.table is not None
     assert again.table.version() == version + 1
-    assert [(field.name, field.type.type) for field in again.table.schema().fields] == [
+    assert [(field.name, field.type.type) for field in again.table.schema().fields][2:] == [
         ("x", "double"),
         ("y.z", "string"),
         ("date", "date"),
@@ -232,13 +247,74 @@ def test_bounds_of_streams_choose_files(tmp_path: Path, start: str, expected: st
     assert sorted(one.path[-1] for one in found) == expected.split()
 
 
+def _stats(rows: int = 2, least: Any = 1, most: Any = 2) -> dict[str, Any]:
+    return {"numRecords": rows, "minValues": {"seq": least}, "maxValues": {"seq": most}}
+
+
+AT = datetime(2026, 1, 1, 12, 0, 0, 123456, UTC)
+
+
+@pytest.mark.parametrize(
+    ("rows", "stats", "said"),
+    [
+        ({"seq": [1, 2]}, _stats(), None),
+        ({"seq": [1, 2]}, {"numRecords": 2}, None),
+        ({"seq": [1.5, 2]}, _stats(), "its column 'seq' is double, and long in the table"),
+        ({"seq": pa.array([1, 2], pa.int32())}, _stats(), "its column 'seq' is integer, and long in the table"),
+        ({"seq": ["1", "2"]}, {"numRecords": 2}, "its column 'seq' is string, and long in the table"),
+        ({"seq": [[1], [2]]}, {"numRecords": 2}, "its column 'seq' is .*, and long in the table"),
+        ({"time": ["a", "b"]}, {"numRecords": 2}, "its column 'time' is string, and timestamp in the table"),
+        ({"Seq": [1, 2]}, {"numRecords": 2}, "the table has no column 'Seq'"),
+        ({"seq": [1, 2]}, _stats(rows=3), "its statistics count 3 rows, and it has 2"),
+        ({"seq": [1, 2]}, {}, "its statistics count None rows, and it has 2"),
+        ({"seq": [1, 2]}, _stats(most=1), "its statistics of 'seq' are 1 to 1, and it has 1 to 2"),
+        ({"seq": [1, 2]}, _stats(least=2), "its statistics of 'seq' are 2 to 2, and it has 1 to 2"),
+    ],
+)
+def test_file_that_disagrees_with_its_table_is_not_committed(
+    tmp_path: Path, rows: dict[str, Any], stats: dict[str, Any], said: str | None
+) -> None:
+    lake = opened(tmp_path)
+    added = file(tmp_path, "1", rows=rows, stats=stats)
+    if said is None:
+        lake.commit(ONE, None, at(10), [added])
+        return
+    with pytest.raises(JournalError, match=rf"the file {tmp_path}/\S+ was not committed to its table: {said}"):
+        lake.commit(ONE, None, at(10), [added])
+    lake.commit(ONE, None, at(10), [file(tmp_path, "2")])
+    with pytest.raises(JournalError, match=said):
+        lake.replace(lake.files(), [added])
+    assert [found.path[-1] for found in lake.files()] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "committed"),
+    [(AT, True), (AT.replace(microsecond=123000), True), (AT.replace(microsecond=122000), False)],
+)
+def test_times_of_statistics_may_be_cut_to_milliseconds(tmp_path: Path, stated: datetime, committed: bool) -> None:
+    """Delta's protocol allows it: "Per-file Statistics"."""
+    lake = opened(tmp_path)
+    text = stated.isoformat().replace("+00:00", "Z")
+    stats = {"numRecords": 1, "minValues": {"time": text}, "maxValues": {"time": text}}
+    added = file(tmp_path, "1", rows={"time": pa.array([AT], pa.timestamp("us", "UTC"))}, stats=stats)
+    if not committed:
+        with pytest.raises(JournalError, match="its statistics of 'time' are"):
+            lake.commit(ONE, None, at(10), [added])
+        return
+    lake.commit(ONE, None, at(10), [added])
+    for microsecond, found in ((123456, 1), (125000, 0)):
+        since = AT.replace(microsecond=microsecond, tzinfo=None).isoformat()
+        assert len(lake.files(selection(None, since, None))) == found
+
+
 def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     lake = opened(tmp_path)
     lake.commit(ONE, None, at(10), [file(tmp_path, "1"), file(tmp_path, "2")])
     lake.check(lake.files())
     path = tmp_path / "date=2026-01-01" / "2"
+    size = path.stat().st_size
     path.write_bytes(b"xx")
-    with pytest.raises(JournalError, match=f"{path} has 2 bytes, and the lake's log says 1"):
+    with pytest.raises(JournalError, match=f"{path} has 2 bytes, and the lake's log says {size}"):
         lake.check(lake.files())
     path.unlink()
     with pytest.raises(JournalError, match=f"{path} is missing from the lake"):
@@ -252,12 +328,11 @@ def test_missing_or_changed_file_is_an_error_with_its_name(tmp_path: Path) -> No
         (lambda log: (log / f"{2:020}.json").unlink(), f"{2:020}.json is missing"),
         (lambda log: (log / f"{0:020}.json").unlink(), f"{0:020}.json is missing"),
         (
-            lambda log: (log / "_last_checkpoint").write_text('{"version": 3, "size": 1}'),
-            "checkpoint.parquet is missing",
+            lambda log: (_cut(_checkpoint(log)), (log / f"{1:020}.json").unlink()),
+            "checkpoint.parquet is no valid checkpoint",
         ),
-        (lambda log: _cut(_checkpoint(log)), "checkpoint.parquet is no valid checkpoint"),
     ],
-    ids=["truncated", "gap", "first", "no-checkpoint", "damaged-checkpoint"],
+    ids=["truncated", "gap", "first", "damaged-checkpoint"],
 )
 def test_damaged_log_is_an_error_that_names_the_file(
     tmp_path: Path, damage: Callable[[Path], object], words: str
@@ -276,13 +351,42 @@ def test_damaged_log_is_an_error_that_names_the_file(
         assert foreign not in said
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda log: _cut(_checkpoint(log)),
+        lambda log: _checkpoint(log).unlink(),
+        lambda log: _checkpoint(log).write_bytes(b""),
+        lambda log: (log / "_last_checkpoint").write_text('{"version": 3, "size": 1}'),
+        lambda log: (_checkpoint(log), (log / "_last_checkpoint").write_text("{")),
+    ],
+    ids=["truncated", "missing", "empty", "named", "name"],
+)
+@pytest.mark.parametrize("older", [False, True])
+def test_damaged_checkpoint_is_fallen_back_from(
+    tmp_path: Path, damage: Callable[[Path], object], older: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = opened(tmp_path)
+    lake.commit(ONE, None, at(10), [file(tmp_path, "1")])
+    if older:
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        (tmp_path / "_delta_log" / f"{0:020}.json").unlink()
+    lake.commit(ONE, at(10), at(20), [file(tmp_path, "2")])
+    damage(tmp_path / "_delta_log")
+    again = Lake.existing(tmp_path)
+    assert sorted(found.path[-1] for found in again.files()) == ["1", "2"]
+    again.commit(ONE, at(20), at(30), [file(tmp_path, "3")])
+    assert Lake.existing(tmp_path).progress(ONE) == at(30)
+    assert Lake.existing(tmp_path).ends(ONE) == {}
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:20])
 
 
 def _checkpoint(log: Path) -> Path:
     DeltaTable(str(log.parent)).create_checkpoint()
-    return next(log.glob("*.checkpoint.parquet"))
+    return max(log.glob("*.checkpoint.parquet"))
 
 
 def test_path_without_a_lake_is_an_error(tmp_path: Path) -> None:

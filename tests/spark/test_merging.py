@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pyarrow import parquet
+
 from fyrehose.records import Run
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.merging import together
+from fyrehose.spark.merging import merged, together
 
 
 def test_files_whose_shared_row_groups_exceed_memory_are_merged_in_steps(
@@ -24,3 +26,19 @@ def test_files_whose_shared_row_groups_exceed_memory_are_merged_in_steps(
     assert list(together(store, paths)) == [paths]
     assert list(together(store, paths, 50_000)) == [paths[:2], paths[2:]]
     assert list(together(store, paths, 1)) == []
+
+
+def test_large_shared_row_groups_are_merged_stream_by_stream(written: Callable[..., Any], tmp_path: Path) -> None:
+    journal, lake = written(segment_size=64 << 20), tmp_path / "lake"
+    for number in range(2):
+        for stream in "abc":
+            payloads = [b"%d %d " % (number, each) + bytes(5000) for each in range(1200)]
+            journal.append(Run.of(stream, payloads, source="test"))
+        archive(None, str(journal.directory), lake)
+    store, paths = Lake.at(lake).store, sorted(file.path for file in Lake.at(lake).files())
+    groups = [parquet.read_metadata(lake / path).row_group(0) for path in paths]
+    assert [group.total_byte_size > 8 << 20 for group in groups] == [True, True]
+    (action,) = merged(store, "2023-11-14", paths, 1 << 30)
+    found = parquet.read_table(lake / action.path, columns=["stream", "seq", "payload"], partitioning=None)
+    rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    assert rows == journal.rows()

@@ -177,3 +177,76 @@ def test_archive_ends_when_its_journal_is_replaced(written: Opener, tmp_path: Pa
             stop=lambda: time.monotonic() > until,
         )
     assert set(lags) <= {20, 0}, "no lag of another journal is published"
+
+
+def deleted(journal: Any, count: int) -> None:
+    """Delete the oldest segments, as retention does."""
+    for segment in journal.segments[:count]:
+        segment.path.unlink()
+
+
+def seqs(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+    return [row.as_py() for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch[0]]
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxRowsPerBatch": "7"}, {"maxBytesPerBatch": "300"}])
+def test_stopped_stream_continues_after_retention_if_gaps_are_skipped(
+    written: Opener, limit: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = written("one", segment_size=4096)
+    append(journal, 5)
+    start = reader_of(journal.directory).reportLatestOffset()
+    append(journal, 95)
+    planned = reader_of(journal.directory).reportLatestOffset()
+    append(journal, 50)
+    deleted(journal, 2)
+    left = [row["seq"] for row in journal.read(columns=("seq",))]
+    assert 5 < left[0] < 100, "the segments that are deleted end within the planned micro-batch"
+    failing = reader_of(journal.directory, **limit)
+    for use in (
+        lambda: failing.latestOffset(start, failing.getDefaultReadLimit()),
+        lambda: seqs(failing, start, planned),
+    ):
+        with pytest.raises(JournalCorrupt, match=f"retention deleted what was before.*'s' 1-{left[0] - 1}"):
+            use()
+    reader = reader_of(journal.directory, gaps="skip", **limit)
+    assert seqs(reader, start, planned) == [*range(left[0], 101)]
+    found, at = [], start
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        found += seqs(reader, at, end)
+        reader.commit(end)
+        at = end
+    assert found == left
+    assert f"'s' 1-{left[0] - 1}" in caplog.text
+
+
+def test_planned_micro_batch_that_retention_deleted_is_empty_if_gaps_are_skipped(written: Opener) -> None:
+    journal = written("one", segment_size=4096)
+    reader = reader_of(journal.directory, gaps="skip")
+    ends = [reader.initialOffset()]
+    for _ in range(2):
+        append(journal, 5)
+        ends.append(reader.reportLatestOffset())
+    append(journal, 100)
+    deleted(journal, 1)
+    assert seqs(reader, *ends[:2]) == seqs(reader, *ends[1:]) == []
+    last = reader.latestOffset(ends[2], ReadAllAvailable())
+    assert seqs(reader, ends[2], last)[-1] == 110
+
+
+def test_position_that_retention_deleted_continues_if_gaps_are_skipped(written: Opener) -> None:
+    journal = written("one", segment_size=4096)
+    append(journal, 100)
+    position = str(journal.place.view().start)
+    deleted(journal, 1)
+    left = [row["seq"] for row in journal.read(columns=("seq",))]
+    for gaps in ("error", "skip"):
+        reader = RecordReader(
+            SourceOptions.of({"path": str(journal.directory), "startPosition": position, "gaps": gaps}), SEQ
+        )
+        if gaps == "error":
+            with pytest.raises(JournalCorrupt, match="retention deleted"):
+                reader.partitions()
+        else:
+            parts = reader.partitions()
+            assert [row.as_py() for part in parts for batch in reader.read(part) for row in batch[0]] == left

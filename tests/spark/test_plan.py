@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -56,6 +57,22 @@ def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
     early = Planner(journal.place, Selection(end=Bounds(time=times[0]))).parts()
     assert {part.base for part in late} == {journal.segments[-1].base}
     assert {part.base for part in early} == {0}
+
+
+def test_records_of_every_interval_are_those_that_the_plan_reads(written: Opener) -> None:
+    """Segments begin and end at times of records, where a bound must not leave any out."""
+    journal, dice = written(), Random(4)
+    for number in range(30):
+        journal.now[0] -= dice.choice((0, 1_000_000))  # some commits have the time of the one before
+        journal.append(Run.of(f"s{number % 3}", [bytes(45_000)], source="test"))
+    assert len(journal.segments) > 4
+    times = sorted({record.time for record in journal.records})
+    bounds = [(time, times[-1]) for time in times] + [tuple(sorted(dice.sample(times, 2))) for _ in times]
+    for since, until in bounds:
+        chosen = Selection(start=Bounds(time=since), end=Bounds(time=until))
+        found = journal.brief(journal.read(chosen))
+        expected = journal.rows(lambda record, since=since, until=until: since <= record.time <= until)
+        assert found == expected, f"{len(found)} of {len(expected)} records from {since} to {until}"
 
 
 def test_admitted_range_respects_the_limits_of_rows_and_bytes(written: Opener) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import polars
+import pyarrow as pa
 import pytest
 from deltalake.transaction import AddAction
+from pyarrow import parquet
 
 from fyrehose.errors import JournalLocked, JournalUnreachable
 from fyrehose.spark.jobs.archive import archive
@@ -58,7 +60,12 @@ def test_commit_of_a_rival_at_the_same_position_is_not_taken_for_a_lost_answer(w
     for target in targets:
         target.admit(identity, "one", "one")
     after = Progress(position=100, chain=7)
-    actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, "{}") for name in "ab"]
+    rows = pa.table({"stream": ["s"], "seq": [1]})
+    for name in "ab":
+        with targets[0].store.writing(f"date=2026-01-01/{name}") as file:
+            parquet.write_table(rows, file)
+    stats = '{"numRecords": 1}'
+    actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, stats) for name in "ab"]
     targets[0].commit(identity, None, after, actions[:1])
     with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
         targets[1].commit(identity, None, after, actions[1:])
@@ -142,7 +149,7 @@ def test_archive_without_follow_ends_with_an_error_of_one_line(written: Opener, 
 def test_every_record_is_archived_once_while_the_store_fails_at_random(
     written: Opener, bucket: str, proxy: StoreProxy, ladder: Callable[[int, int], int]
 ) -> None:
-    """Six rounds in ``make test``, 100 in ``make torture``."""
+    """Six rounds in ``make test``, 100 in ``make torture``; more until the store has lost an answer."""
     journal, lake = written(), f"{bucket}/lake"
     journal.fill(5)
     archive(None, str(journal.directory), lake)
@@ -155,7 +162,11 @@ def test_every_record_is_archived_once_while_the_store_fails_at_random(
 
     wanted = ladder(6, 100)
     place = str(journal.directory)
-    archive(None, place, lake, follow=True, every=0.01, progress=write, stop=lambda: told[-1] >= wanted)
+
+    def ended() -> bool:
+        return told[-1] >= wanted and proxy.fates["lose"] > 0
+
+    archive(None, place, lake, follow=True, every=0.01, progress=write, stop=ended)
     proxy.set()
     archive(None, place, lake)
     assert stored(lake) == journal.rows()

@@ -21,12 +21,12 @@ from fyrehose.offline.view import View
 from fyrehose.spark import rounds
 from fyrehose.spark.counting import Behind, RangeCounts
 from fyrehose.spark.engines import Engine, locally, on_spark
-from fyrehose.spark.gaps import starting_ends
 from fyrehose.spark.jobs.optimize import optimize
-from fyrehose.spark.lake import Gap, Lake, Progress, host_of
-from fyrehose.spark.plan import Planner, check
+from fyrehose.spark.lake import HOUR, Gap, Lake, Progress, host_of
+from fyrehose.spark.plan import Planner, check, resumed
 from fyrehose.spark.repeating import Done, RoundJob
 from fyrehose.spark.selection import Selection
+from fyrehose.spark.stores import LakeStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +76,7 @@ def archive(
     optimize_every: float = 0.0,
     keep: float | None = None,
     accept_loss: bool = False,
+    by_hour: bool = False,
     progress: Callable[[Archived, View], object] = lambda done, view: None,
     monitor: Callable[[ArchiveState], object] | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -91,12 +92,13 @@ def archive(
     :param keep: delete days that ended longer ago whenever files are merged, in seconds; None: keep all
     :param accept_loss: declare as lost the numbers that retention deleted before they were archived, and continue after
         them
+    :param by_hour: a new lake has a partition for each hour, and the column ``hour``; one by days is refused
     :param progress: called before the first round and after each
     :param monitor: called with the state at these times, too, and every few seconds while there is nothing to copy
     :raises JournalCorrupt: data is damaged, or was deleted before it was archived; the lake has all records before it
     :raises JournalLocked: another archive of the journal writes to the lake
     """
-    source, target = place(journal), Lake.at(lake)
+    source, target = place(journal), Lake(LakeStore.at(lake), by_hour=by_hour or None)
     view = source.view()
     if doubt := view.doubt(source):
         log.warning("%s", doubt)
@@ -123,13 +125,13 @@ def archive(
         return run.done
 
 
-def check_free(journal: str, lake: str | Path, server: str | None = None) -> None:
+def check_free(journal: str, lake: str | Path, server: str | None = None, by_hour: bool = False) -> None:
     """Check that an archive could begin, before Spark is started for it.
 
-    :raises ConfigError: the journal has another name in the lake, or another journal has this name
+    :raises ConfigError: the journal has another name in the lake, another journal has this name, or the lake is by days
     :raises JournalLocked: another archive of the journal writes to the lake
     """
-    target, view = Lake.at(lake), place(journal).view()
+    target, view = Lake(LakeStore.at(lake), by_hour=by_hour or None), place(journal).view()
     target.admit(view.identity, server, host_of(journal))
     with target.locked(view.identity):
         pass
@@ -195,6 +197,7 @@ class _Archive(RoundJob[ArchiveState]):
                 server=self.server,
                 lake=self.lake.store,
                 name=f"part-{start:016x}-{number:05}",
+                by_hour=HOUR in self.lake.partitions(),
             )
             for number, part in enumerate(parts)
         ]
@@ -212,9 +215,8 @@ class _Archive(RoundJob[ArchiveState]):
         before = self.lake.progress(self.identity)
         if before is None or before.position >= view.start:
             return
-        has = self.lake.ends(self.identity)
-        ends = starting_ends(self.source, view.segments[0])
-        gaps = [(s, has.get(s, 0) + 1, last, view.start - 1) for s, last in ends.items() if last > has.get(s, 0)]
+        _, lost = resumed(self.source, view, before.position, skip=True, known=self.lake.ends(self.identity))
+        gaps = [(stream, first, last, view.start - 1) for stream, first, last in lost]
         after = Progress(position=view.start, chain=None)
         about = {"server": self.server, "start": before.position, "end": view.start, "rows": 0, "accepted": len(gaps)}
         self.lake.commit(self.identity, before, after, [], gaps, about, dict(_ends(gaps)))

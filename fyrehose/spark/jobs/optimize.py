@@ -1,11 +1,12 @@
 """``optimize`` and ``delete``: keep a lake small and fast, while archives write it.
 
-    many small files of a day -> a few large ones      days that are not kept -> deleted      old files -> removed
+    many small files of a partition -> a few large ones      days that are not kept -> deleted      old files -> removed
 
 Files are merged stream by stream (merging.py), because delta-rs would mix the streams again.
 
-Files that the table does not use any more are removed when they are older than a day, so that queries that use them can
-end.  Files of killed rounds are removed, too.
+Files that the table does not use any more are removed when they are older than its property
+``delta.deletedFileRetentionDuration`` says, a day unless somebody changed it, so that queries that use them can end.
+Files of killed rounds are removed, too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from pathlib import Path
 import attrs
 from deltalake.exceptions import DeltaError
 
-from fyrehose.errors import ConfigError, JournalError
-from fyrehose.spark.columns import TABLE
-from fyrehose.spark.lake import PARTITION, File, Lake, day_of, delete_rows
+from fyrehose.errors import JournalError
+from fyrehose.spark.lake import PARTITION, File, Lake, day_of, delete_rows, folder_of
 from fyrehose.spark.merging import merged, together
 from fyrehose.spark.stores import plain
 
@@ -28,8 +28,6 @@ from fyrehose.spark.stores import plain
 FILE = 128 << 20
 #: Number of small files from which the files of the current day are merged; those of finished days always are.
 MANY = 32
-#: Age at which a file that is not used any more is removed, in hours.
-AGE = 24
 
 
 @attrs.frozen(kw_only=True)
@@ -56,19 +54,19 @@ def optimize(lake: str | Path, *, keep: float | None = None, now: datetime | Non
     """
     target = Lake.existing(lake)
     table, today = target.current(), (now or datetime.now(UTC)).date()
-    if not {field.name for field in table.schema().fields}.issuperset(TABLE.names):
-        raise ConfigError(f"{target} is no archive of a journal; `fyrehose-spark tables --follow` merges typed tables")
+    target.check_records()
     with _explained(target):
         if keep is not None:
             table.delete(f"{PARTITION} < DATE '{today - timedelta(seconds=keep)}'")
             target.refresh()
-        days = list(_due(target, today))
-        for day, files in days:
+        folders = list(due(target, today))
+        for folder, files in folders:
             for some in together(target.store, [file.path for file in files]):
-                target.replace([file for file in files if file.path in some], merged(target.store, day, some, FILE))
-        removed = table.vacuum(retention_hours=AGE, dry_run=False, full=True)
+                target.replace([file for file in files if file.path in some], merged(target.store, folder, some, FILE))
+        removed = target.vacuum()
     target.refresh()
-    return Optimized(days=len(days), files=len(target.files()), removed=len(removed))
+    days = {day_of(f"{folder}/") for folder, _ in folders}
+    return Optimized(days=len(days), files=len(target.files()), removed=removed)
 
 
 def delete(lake: str | Path, where: str) -> int:
@@ -81,20 +79,22 @@ def delete(lake: str | Path, where: str) -> int:
     return delete_rows(target.store, target.current(), where)
 
 
-def _due(lake: Lake, today: date) -> Iterator[tuple[str, list[File]]]:
-    """Yield the days that have small files to merge, and these files.
+def due(lake: Lake, today: date | None) -> Iterator[tuple[str, list[File]]]:
+    """Yield the directory of each partition that has small files to merge, and these files.
 
     A file with a deletion vector (a list of its deleted rows) is left as it is: only the program that wrote the vector
     can remove it.
+
+    :param today: the day that has not finished, which needs MANY files; None: each day with two small files is due
     """
     small: dict[str, list[File]] = {}
     deleted = lake.vectors()
     for file in lake.files():
         if file.size < FILE // 2 and file.path not in deleted:
-            small.setdefault(day_of(file.path), []).append(file)
-    for day, files in sorted(small.items()):
-        if len(files) >= (2 if day < str(today) else MANY):
-            yield day, sorted(files, key=lambda file: file.path)
+            small.setdefault(folder_of(file.path), []).append(file)
+    for folder, files in sorted(small.items()):
+        if len(files) >= (2 if today is None or folder < f"{PARTITION}={today}" else MANY):
+            yield folder, sorted(files, key=lambda file: file.path)
 
 
 @contextmanager

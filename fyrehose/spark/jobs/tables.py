@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import numpy as np
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
@@ -31,18 +33,21 @@ from fyrehose.spark import memory
 from fyrehose.spark.counting import Behind, account_of
 from fyrehose.spark.engines import Engine, locally, on_spark
 from fyrehose.spark.fetching import read
-from fyrehose.spark.lake import Lake, Progress, host_of
-from fyrehose.spark.plan import Planner, check
+from fyrehose.spark.footers import CUT, bounds
+from fyrehose.spark.jobs.optimize import FILE, due
+from fyrehose.spark.lake import File, Lake, Progress, host_of, may_have
+from fyrehose.spark.plan import Planner, check, resumed
 from fyrehose.spark.repeating import Done, RoundJob
-from fyrehose.spark.selection import Selection, microseconds
+from fyrehose.spark.selection import Selection, microseconds, time_of
 from fyrehose.spark.stores import LakeStore, plain
 from fyrehose.spark.typed import windows
 from fyrehose.spark.typed.backfilling import check_rows, sources_of, without
-from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TYPES, TablesConfig, TypedTable
+from fyrehose.spark.typed.config import ACCEPTED, CHECKS, QUARANTINE, ROWS, SYSTEM, TablesConfig, TypedTable, type_of
 from fyrehose.spark.typed.extraction import MOST
 from fyrehose.spark.typed.keys import RecentKeys
 from fyrehose.spark.typed.summaries import Summary
 from fyrehose.spark.typed.writing import (
+    CHECKED,
     MEASURED,
     PART,
     QUARANTINED,
@@ -53,6 +58,7 @@ from fyrehose.spark.typed.writing import (
     RewriteTask,
     Target,
     TypedFile,
+    checked,
     digests,
     fill,
     rewrite,
@@ -68,12 +74,14 @@ T = TypeVar("T")
 ROUND = 256 << 20
 #: Size in bytes above which a table is not written again to give a column a wider type.
 WIDEN = 1 << 30
-#: The number of files from which they are merged, and the age at which an unused file is removed, in hours.
-MANY, AGE = 32, 24
+#: The number of files from which they are merged.
+MANY = 32
+#: Property of a Delta table: whether it has a change data feed.
+_FEED = "delta.enableChangeDataFeed"
 #: How often the tasks of a round may try to agree on types before this is an error.
 _TRIES = 20
-#: The types of columns, by their names in Delta.
-_TYPES = TYPES | {"binary": pa.binary()}
+#: The types from which a column can be declared wider, by the wider type; the digits of a decimal are left out.
+_NARROWER = {"double": {"long"}, "decimal": {"long"}, "string": {"long", "double", "boolean", "decimal"}}
 
 
 @attrs.frozen(kw_only=True)
@@ -162,7 +170,7 @@ def opened(
 
 @attrs.define(eq=False)
 class _Output:
-    """A table, or its quarantine, and its position in the journal.
+    """A Delta table with the rows of a typed table, its quarantine or its checks, and its position in the journal.
 
     :ivar before: the committed progress
     :ivar position: all records of the journal before this position are extracted; those after ``before`` gave no row to
@@ -173,7 +181,7 @@ class _Output:
 
     table: TypedTable
     lake: Lake
-    quarantine: bool
+    kind: str
     before: Progress | None = None
     position: int = 0
     chain: int | None = None
@@ -189,7 +197,7 @@ class _Output:
 
     @property
     def name(self) -> str:
-        return f"{self.table.name}_quarantine" if self.quarantine else self.table.name
+        return self.table.names[self.kind]
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -215,17 +223,29 @@ class TablesRun(RoundJob[TablesState]):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         for table in self.config.tables:
-            self.outputs.append(_Output(table, self._lake(table.name, table.schema), False))
-            if table.quarantines:
-                self.outputs.append(_Output(table, self._lake(f"{table.name}_quarantine", QUARANTINED), True))
+            schemas = {ROWS: table.schema, QUARANTINE: QUARANTINED, CHECKS: CHECKED}
+            for kind, name in table.names.items():
+                settings = {_FEED: "true"} if kind == ROWS and table.change_feed else {}
+                measured = ("time",) if kind == CHECKS else MEASURED
+                lake = self._lake(name, schemas[kind], measured, settings, table.by_hour if kind == ROWS else None)
+                if (feed := settings.get(_FEED, "false")) != lake.properties().get(_FEED, "false"):
+                    lake.set_properties({_FEED: feed})
+                self.outputs.append(_Output(table, lake, kind))
         for aggregate in self.config.aggregates:
-            of = next(each for each in self.outputs if each.table.name == aggregate.table and not each.quarantine)
+            of = next(each for each in self.outputs if each.table.name == aggregate.table and each.kind == ROWS)
             schema = windows.schema_of_aggregate(aggregate, of.table)
             lake = self._lake(aggregate.name, schema, (windows.WINDOW,))
             self.summaries.append(Summary(aggregate, of.table, of.lake, lake, schema, self.identity, self.engine))
 
-    def _lake(self, name: str, schema: pa.Schema, measured: Sequence[str] = MEASURED) -> Lake:
-        lake = Lake(LakeStore.at(self.config.output).below(name), schema, measured)
+    def _lake(
+        self,
+        name: str,
+        schema: pa.Schema,
+        measured: Sequence[str] = MEASURED,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        by_hour: bool | None = None,
+    ) -> Lake:
+        lake = Lake(LakeStore.at(self.config.output).below(name), schema, measured, settings, by_hour)
         lake.create()
         others = set(lake.servers()) - {self.identity.hex()}
         if others:
@@ -249,8 +269,13 @@ class TablesRun(RoundJob[TablesState]):
             output.chain = None if output.before is None else output.before.chain
             output.counts = Counter(output.lake.counted())
             output.keys = None
-            if not output.quarantine:
+            if output.kind == ROWS:
+                main = output
                 self._load_columns(output)
+            elif output.kind == CHECKS and output.before is None:
+                # Begin where the rows are, and not with the whole journal; durably, before a round can be killed.
+                output.position, output.chain, output.before = main.position, main.chain, main.reached
+                output.lake.commit(self.identity, None, main.reached, [])
         for summary in self.summaries:
             summary.load()
         self.done.position = self._reached()
@@ -264,19 +289,27 @@ class TablesRun(RoundJob[TablesState]):
     def _load_columns(self, output: _Output) -> None:
         types = _types(output.lake)
         declared = {column.name: column.type for column in output.table.columns}
-        for name, kind in declared.items():
-            if types.get(name, kind) != kind:
+        wider = {name: kind for name, kind in declared.items() if types.get(name, kind) != kind}
+        for name, kind in wider.items():
+            if _plain(types[name]) not in _NARROWER.get(_plain(kind), ()):
                 raise ConfigError(
                     f"the column {name!r} of the table {output.lake} is {types[name]}, and {kind} in the "
                     "configuration; give the column another name, or fill a new table"
                 )
+        if wider and not self._rewritten(output, wider):
+            raise ConfigError(
+                f"the columns {', '.join(wider)} of the table {output.lake} have values that do not fit into the types "
+                "of the configuration; declare wider types, or give the columns other names"
+            )
         output.lake.add_columns([field for field in output.table.schema if field.name not in types])
-        output.fields = {name: kind for name, kind in types.items() if name not in declared and name not in SYSTEM}
+        others = {*declared, *SYSTEM, *output.lake.partitions()}
+        output.fields = {name: kind for name, kind in types.items() if name not in others}
         output.fixed = set()
 
     def states(self) -> list[TableState]:
         """Return the numbers of rows of each table."""
-        found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in self.outputs]
+        of_events = [each for each in self.outputs if each.kind != CHECKS]
+        found = [TableState(name=each.name, rows=each.rows, counts=each.counts) for each in of_events]
         return found + [TableState(name=each.aggregate.name, rows=each.rows, counts={}) for each in self.summaries]
 
     def step(self, every: float | None, progress: Callable[[Any, View], object]) -> float | None:
@@ -294,10 +327,10 @@ class TablesRun(RoundJob[TablesState]):
 
     def copy(self, view: View) -> None:
         """Fill the tables that are behind, until they reach the others or the round is full."""
-        if self.config.skip_gaps:
-            for output in self.outputs:
-                if output.position < view.start:  # retention deleted records in between
-                    output.position, output.chain = view.start, None
+        for output in self.outputs:
+            position, _ = resumed(self.source, view, output.position, self.config.skip_gaps)
+            if position != output.position:
+                output.position, output.chain = position, None
         at = self._reached()
         due = [output for output in self.outputs if output.position == at]
         limit = min([view.mark, *(output.position for output in self.outputs if output.position > at)])
@@ -309,7 +342,7 @@ class TablesRun(RoundJob[TablesState]):
                     f"{self.config.journal} does not continue at position {at}, where the table {output.lake} ends: it "
                     "was put back from another copy; fill new tables"
                 )
-        mains = [each for each in self.outputs if not each.quarantine and any(each.table is one.table for one in due)]
+        mains = [each for each in self.outputs if each.kind == ROWS and any(each.table is one.table for one in due)]
         chosen = Selection(patterns=tuple(dict.fromkeys(each for main in mains for each in main.table.streams)))
         planner = Planner(self.source, chosen, self.part, self.config.skip_gaps)
         sources = [
@@ -366,8 +399,11 @@ class TablesRun(RoundJob[TablesState]):
         """Commit the files of a round, unless there is nothing to commit."""
         counts: Counter[str] = Counter()
         try:
-            if output.quarantine:
+            if output.kind == QUARANTINE:
                 files = [file for each in filled for file in each.quarantined]
+            elif output.kind == CHECKS:
+                file = checked(output.lake.store, output.table, filled, about["start"])
+                files = [] if file is None else [file]
             else:
                 files, repetitions = self._without_repetitions(output, [file for each in filled for file in each.files])
                 for changes in (*(each.counts for each in filled), repetitions):
@@ -390,7 +426,7 @@ class TablesRun(RoundJob[TablesState]):
         """Add the columns for fields that appeared in a round for the first time."""
         new = {name: kind for each in filled for name, kind in each.fields.items() if name not in output.fields}
         if new:
-            output.lake.add_columns([pa.field(name, TYPES[kind]) for name, kind in new.items()])
+            output.lake.add_columns([pa.field(name, type_of(kind)) for name, kind in new.items()])
             log.info("the table %s has new columns: %s", output.lake, ", ".join(sorted(new)))
         output.fields |= new
 
@@ -403,20 +439,31 @@ class TablesRun(RoundJob[TablesState]):
         wider = {name: agreed[name] for name, kind in output.fields.items() if agreed.get(name, kind) != kind}
         if not wider:
             return True
-        schema = pa.schema([(name, _TYPES[kind]) for name, kind in (_types(output.lake) | wider).items()])
-        small = output.lake.totals()[1] < self.widen_below and not output.lake.vectors()
-        paths = [file.path for file in output.lake.files()] if small else []
-        actions = self.engine(
-            rewrite, [RewriteTask(store=output.lake.store, path=path, schema=schema) for path in paths]
-        )
-        if not small or None in actions:  # None: an integer is too large to be a double.
+        if output.lake.totals()[1] >= self.widen_below or not self._rewritten(output, wider):
             output.fixed |= set(wider)
             return False
-        before = output.before or output.reached
-        output.lake.commit(self.identity, output.before, before, actions, about={"widened": wider}, schema=schema)
-        output.before = before
         output.fields |= wider
-        log.info("the table %s has wider columns: %s", output.lake, ", ".join(sorted(wider)))
+        return True
+
+    def _rewritten(self, output: _Output, wider: Mapping[str, str]) -> bool:
+        """Write a table again with wider types, in one commit; return False if a value does not fit into its type."""
+        lake = output.lake
+        schema = _schema({**_types(lake), **wider})
+        deleted = lake.vectors()
+        tasks = []
+        for file in lake.files():
+            gone = deleted.get(file.path, np.empty(0, np.int64))
+            stays = np.ones(file.rows + len(gone), bool)
+            stays[gone] = False
+            if file.rows:
+                tasks.append(RewriteTask(store=lake.store, paths=(file.path,), schema=schema, chosen=stays))
+        actions = self.engine(rewrite, tasks)
+        if None in actions:
+            return False
+        before = output.before or output.reached
+        lake.commit(self.identity, output.before, before, actions, about={"widened": dict(wider)}, schema=schema)
+        output.before = before
+        log.info("the table %s has wider columns: %s", lake, ", ".join(sorted(wider)))
         return True
 
     def _without_repetitions(
@@ -429,7 +476,7 @@ class TablesRun(RoundJob[TablesState]):
             keys = output.keys = output.keys or self._recent(output)
         masks = [keys.add(file.keys, file.times) for file in files]
         tasks = [
-            RewriteTask(store=output.lake.store, path=file.action.path, chosen=mask)
+            RewriteTask(store=output.lake.store, paths=(file.action.path,), chosen=mask)
             for file, mask in zip(files, masks, strict=True)
             if not mask.all()
         ]
@@ -452,10 +499,12 @@ class TablesRun(RoundJob[TablesState]):
         files = output.lake.actions()
         if not files.num_rows:
             return keys
-        last = files[f"max.{ACCEPTED}"].cast(pa.int64())
-        newest = compute.max(last).as_py() if until is None else until
-        since = newest - output.table.within
-        chosen = files.filter(compute.greater_equal(last, since))
+        newest, most = until, bounds(files, ACCEPTED)[1]
+        if newest is None and most is not None:
+            newest = compute.max(most.cast(pa.int64())).as_py()
+        # A bound may be up to CUT later than the newest row; a key too many does no harm.
+        since = max(0, (newest or 0) - output.table.within - CUT)
+        chosen = files.filter(may_have(files, ACCEPTED, time_of(since), None))
         whole = output.table.schema
         schema = pa.schema([whole.field(name) for name in dict.fromkeys((ACCEPTED, *output.table.key))])
         batches = list(read(output.lake.store, chosen["path"].to_pylist(), schema, output.lake.vectors()))
@@ -485,15 +534,31 @@ class TablesRun(RoundJob[TablesState]):
     def optimize(self) -> None:
         """Merge the files of tables with many files, and remove files that are not used any more."""
         for lake in self.lakes():
-            table = lake.current()
             try:
-                with lake.store.explained():
-                    if lake.totals()[0] >= self.merge_from and not lake.vectors():
-                        table.optimize.compact()
-                    table.vacuum(retention_hours=AGE, dry_run=False, full=True)
-            except DeltaError as error:  # Another program changed the table at this moment.
+                lake.refresh()
+                if lake.totals()[0] >= self.merge_from:
+                    self._merge(lake)
+                lake.vacuum()
+            except JournalUnreachable:
+                raise
+            except (DeltaError, JournalError) as error:  # Another program changed the table at this moment.
                 log.warning("the table %s was not optimized: %s", lake, plain(error))
             lake.refresh()
+
+    def _merge(self, lake: Lake) -> None:
+        """Write the small files of each day again as few files, in one commit."""
+        files, tasks = [], []
+        for _, small in due(lake, None):
+            for some in _lots(small):
+                files += some
+                paths = tuple(file.path for file in some)
+                schema = _schema(_types(lake))
+                tasks.append(
+                    RewriteTask(store=lake.store, paths=paths, schema=schema, measured=lake.measured, merges=True)
+                )
+        actions = [action for action in self.engine(rewrite, tasks) if action is not None]
+        if files:
+            lake.replace(files, actions)
 
     def backfill(self, name: str, start: datetime, end: datetime) -> TableState:
         """Extract the rows of a range of time again, and replace the table's rows of that range.
@@ -511,18 +576,23 @@ class TablesRun(RoundJob[TablesState]):
         stop = min(output.position for output in outputs)
         sources, oldest = sources_of(self.config, self.source, self.identity, table, since, until, stop)
         if oldest is not None and since < oldest:
-            check_rows([output.lake for output in outputs], since, min(until, oldest))
-        (filled,) = self._filled(outputs[:1], outputs, sources, "part-backfill")
-        rows = 0
+            check_rows([output.lake for output in outputs if output.kind != CHECKS], since, min(until, oldest))
+        (filled,) = self._fitting(outputs[:1], outputs, sources, "part-backfill")
+        rows, about = 0, dict[str, Any](backfill=[start.isoformat(), end.isoformat()])
         for output in outputs:
-            files = [file for each in filled for file in (each.quarantined if output.quarantine else each.files)]
-            if not output.quarantine:
+            if output.kind == CHECKS:
+                self._commit(output, filled, output.before or output.reached, {**about, "start": output.position})
+                continue
+            files = [
+                file for each in filled for file in (each.quarantined if output.kind == QUARANTINE else each.files)
+            ]
+            if output.kind == ROWS:
                 files, _ = self._without_repetitions(output, files, self._recent(output, since) if table.key else None)
                 self._grow(output, filled)
                 rows = sum(file.rows for file in files)
             rest, removed = without(output.lake, self.engine, since, until)
             before = output.before or output.reached
-            about = {"backfill": [start.isoformat(), end.isoformat()], "rows": rows}
+            about |= {"rows": rows}
             actions = [*(file.action for file in files), *rest]
             output.lake.commit(self.identity, output.before, before, actions, about=about, removed=removed)
             output.before, output.keys = before, None
@@ -530,13 +600,25 @@ class TablesRun(RoundJob[TablesState]):
         return TableState(name=name, rows=rows, counts={})
 
 
+def _lots(files: Sequence[File]) -> Iterator[list[File]]:
+    """Yield the files that are merged into one, which is not larger than FILE bytes."""
+    lot: list[File] = []
+    for file in files:
+        if sum(each.size for each in lot) + file.size > FILE:
+            yield lot
+            lot = []
+        lot.append(file)
+    if len(lot) > 1:
+        yield lot
+
+
 def _target(main: _Output, due: Sequence[_Output]) -> Target:
     """Return what tasks have to write for a table: its rows, the rows of its quarantine, or both."""
-    stores = {each.quarantine: each.lake.store for each in due if each.table is main.table}
+    stores = {each.kind: each.lake.store for each in due if each.table is main.table}
     return Target(
         table=main.table,
-        store=stores.get(False),
-        quarantine=stores.get(True),
+        store=stores.get(ROWS),
+        quarantine=stores.get(QUARANTINE),
         known=main.fields,
         fixed=frozenset(main.fixed),
     )
@@ -551,9 +633,31 @@ def _types(lake: Lake) -> dict[str, str]:
     fields = lake.table.schema().fields
     found = {each.name: each.type.type if isinstance(each.type, PrimitiveType) else "struct" for each in fields}
     for name, kind in found.items():
-        if kind not in _TYPES:
+        if not _known(kind):
             raise ConfigError(f"the column {name!r} of the table {lake} is {kind}, which typed tables do not have")
     return found
+
+
+def _known(kind: str) -> bool:
+    """Return whether typed tables have columns of a type."""
+    try:
+        return bool(_type(kind))
+    except ValueError:
+        return False
+
+
+def _type(kind: str) -> pa.DataType:
+    return pa.binary() if kind == "binary" else type_of(kind)
+
+
+def _schema(types: Mapping[str, str]) -> pa.Schema:
+    """Return the schema of a table from the names of its types in Delta."""
+    return pa.schema([(name, _type(kind)) for name, kind in types.items()])
+
+
+def _plain(kind: str) -> str:
+    """Return the name of a type without the digits of a decimal."""
+    return kind.partition("(")[0]
 
 
 def _agreed(known: Mapping[str, str], found: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from fyrehose.spark.counting import account_of
 from fyrehose.spark.engines import Engine
 from fyrehose.spark.fetching import read
 from fyrehose.spark.lake import File, Lake, day_of
-from fyrehose.spark.plan import Planner
+from fyrehose.spark.plan import Planner, resumed
 from fyrehose.spark.selection import Bounds, Selection, time_of
 from fyrehose.spark.typed.config import ACCEPTED, SYSTEM, TablesConfig, TypedTable
 from fyrehose.spark.typed.writing import PART, JournalPart, LakePart, RewriteTask, rewrite
@@ -69,6 +69,7 @@ def sources_of(
             f"the tables of {config.output} are at position {stop}, and the lake is at {begin}: fill the "
             "tables before the backfill"
         )
+    begin, _ = resumed(source, view, begin, config.skip_gaps)
     parts = Planner(source, chosen, PART, config.skip_gaps).parts(begin, stop) if stop > begin else []
     found += [JournalPart(place=source, part=part, selection=chosen, skip_gaps=config.skip_gaps) for part in parts]
     return found, oldest
@@ -97,7 +98,7 @@ def without(lake: Lake, engine: Engine, since: int, until: int) -> tuple[list[Ad
         if file.path in deleted:
             stays[deleted[file.path]] = False
         if stays.any():
-            tasks.append(RewriteTask(store=lake.store, path=file.path, chosen=stays))
+            tasks.append(RewriteTask(store=lake.store, paths=(file.path,), chosen=stays))
     return [action for action in engine(rewrite, tasks) if action is not None], touched
 
 

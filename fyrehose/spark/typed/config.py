@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from os.path import normpath
 from pathlib import Path
 from typing import Any
@@ -37,10 +39,13 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
     "date": pa.date32(),
 }
+_DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
+#: The largest number of digits of a decimal.
+DIGITS = 38
 #: Columns that each table has: stream and number of the row's record, when that was accepted, and when the event
 #: happened.
 STREAM, SEQ, ACCEPTED, EVENT_TIME = "_stream", "_seq", "_time", "event_time"
-RESCUED, DATE = "rescued", "date"
+RESCUED, DATE, HOUR = "rescued", "date", "hour"
 SYSTEM: dict[str, pa.DataType] = {
     STREAM: pa.string(),
     SEQ: pa.int64(),
@@ -50,11 +55,17 @@ SYSTEM: dict[str, pa.DataType] = {
     DATE: TYPES["date"],
 }
 #: What may happen to fields for which no column is declared.
-COLUMNS, RESCUE, IGNORE = "columns", "rescue", "ignore"
+COLUMNS, RESCUE, IGNORE, JSON = "columns", "rescue", "ignore", "json"
+#: The column of these fields with ``new_fields = "json"``.
+OTHER_FIELDS = "other_fields"
+#: The path of a column with the text of the whole event, and a path that no field has, for the column OTHER_FIELDS.
+RAW, OTHERS = "$", "$["
+#: What the Delta tables of a typed table have: its rows, and how each round met its expectations; and QUARANTINE.
+ROWS, CHECKS = "rows", "checks"
 #: What may happen to rows that do not meet an expectation.
 EXPECT, DROP, FAIL, QUARANTINE = "expect", "drop", "fail", "quarantine"
 #: Units of a number that is a time, in microseconds.
-UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
+UNITS: dict[str, int | Fraction] = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": Fraction(1, 1000)}
 
 #: Permitted names.  Names of tables become directories; names of columns must suit every program that reads Delta
 #: tables.
@@ -76,9 +87,11 @@ class TypedColumn:
 
     :ivar path: the field, as names joined by dots
     :ivar steps: indexes and names behind the path, into an array
-    :ivar type: a name of :data:`TYPES`
+    :ivar type: the name of a type (:func:`type_of`)
     :ivar default: the value where the field is missing or null
     :ivar unit: microseconds of a number that is a time; None: numbers are no times
+    :ivar cast: whether a text that is a number or a boolean in JSON is taken as such
+    :ivar format: the form of texts that are times or dates (:func:`datetime.strptime`); None: that of ISO 8601
     """
 
     name: str
@@ -86,7 +99,9 @@ class TypedColumn:
     steps: tuple[int | str, ...] = ()
     type: str
     default: Any = None
-    unit: int | None = None
+    unit: int | Fraction | None = None
+    cast: bool = False
+    format: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -106,6 +121,8 @@ class TypedTable:
     :ivar key: the columns by which an event that was sent again is recognized, if none of them is null; empty:
         repetitions are not recognized
     :ivar within: how long after the first event a repetition is recognized, in microseconds
+    :ivar change_feed: whether the Delta table has a change data feed
+    :ivar by_hour: whether the Delta table has a partition for each hour, and the column ``hour``
     """
 
     name: str
@@ -116,6 +133,8 @@ class TypedTable:
     expectations: tuple[Expectation, ...] = ()
     key: tuple[str, ...] = ()
     within: int = 0
+    change_feed: bool = False
+    by_hour: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -123,9 +142,24 @@ class TypedTable:
         return schema_of({column.name: column.type for column in self.columns})
 
     @property
+    def reserved(self) -> tuple[str, ...]:
+        """Return the names that columns of undeclared fields cannot have."""
+        return (*SYSTEM, *([HOUR] if self.by_hour else ()), *(column.name for column in self.columns))
+
+    @property
     def quarantines(self) -> bool:
         """Return whether rows of this table may go to its quarantine."""
         return any(each.action == QUARANTINE for each in self.expectations)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the names of the Delta tables that a run fills for this table, by what they have."""
+        found = {ROWS: self.name}
+        if self.quarantines:
+            found[QUARANTINE] = f"{self.name}_quarantine"
+        if self.expectations:
+            found[CHECKS] = f"{self.name}_expectations"
+        return found
 
 
 @attrs.frozen(kw_only=True)
@@ -169,11 +203,33 @@ class TablesConfig:
     tables: tuple[TypedTable, ...]
     aggregates: tuple[Aggregate, ...]
 
+    def places(self) -> dict[str, str]:
+        """Return where each Delta table is, by its name: tables, their quarantines, and aggregates."""
+        names = [name for table in self.tables for name in table.names.values()]
+        names += [aggregate.name for aggregate in self.aggregates]
+        return {name: f"{self.output.rstrip('/')}/{name}" for name in names}
+
+
+def type_of(name: str) -> pa.DataType:
+    """Return the type of a column by its name: one of :data:`TYPES`, or such as ``decimal(18,2)``.
+
+    :raises ValueError: there is no such type
+    """
+    match = _DECIMAL.fullmatch(name)
+    if match is None:
+        if name not in TYPES:
+            raise ValueError(f"one of {', '.join(TYPES)}, or decimal(DIGITS,DECIMALS){suggestion(name, TYPES)}")
+        return TYPES[name]
+    digits, decimals = int(match[1]), int(match[2])
+    if not 1 <= digits <= DIGITS or decimals > digits:
+        raise ValueError(f"a decimal of 1 to {DIGITS} digits, such as decimal(18,2)")
+    return pa.decimal128(digits, decimals)
+
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
     """Return the schema of a table with these columns, between the columns that every table has."""
     first = {name: kind for name, kind in SYSTEM.items() if name not in (RESCUED, DATE)}
-    own = {name: TYPES[kind] for name, kind in columns.items()}
+    own = {name: type_of(kind) for name, kind in columns.items()}
     return pa.schema([*(first | own).items(), (RESCUED, SYSTEM[RESCUED]), (DATE, SYSTEM[DATE])])
 
 
@@ -236,6 +292,30 @@ def _path(value: object) -> str:
     return text(value)
 
 
+def _type(value: object) -> str:
+    """Return the name of a type as Delta has it."""
+    name = str(value)
+    type_of(name)
+    return name.replace(" ", "")
+
+
+def _format(value: object) -> str:
+    """Return a format of times that says on which day a time is."""
+    form, sample = text(value), datetime(2001, 12, 31, 13, 14, 15, tzinfo=UTC)
+    try:
+        if datetime.strptime(sample.strftime(form), form).date() == sample.date():
+            return form
+    except ValueError:
+        pass
+    raise ValueError("a format with a day, such as '%d/%b/%Y:%H:%M:%S %z'")
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
 def _columns(value: object) -> dict[str, _Column]:
     """Return the columns of a table; ``name = "type"`` is short for ``name = { type = "type" }``."""
     if not isinstance(value, dict):
@@ -277,10 +357,12 @@ def _check_table_name(name: str) -> None:
 class _Column:
     """A column of a typed table, as the file has it."""
 
-    type: str = key(_choice(*TYPES), expected=f"one of {', '.join(TYPES)}")
+    type: str = key(_type, expected=f"one of {', '.join(TYPES)}, or such as decimal(18,2)")
     path: str | None = key(_path, default=None)
     value: Any = key(lambda value: value, default=None, name="default")
     unit: str | None = key(_choice(*UNITS), default=None)
+    cast: bool = key(_flag, default=False)
+    format: str | None = key(_format, default=None)
 
     def column(self, name: str) -> TypedColumn:
         """Return the column *name*.
@@ -291,13 +373,28 @@ class _Column:
             raise Mistake(f"{name!r} is no name of a column: Delta tables allow no space and none of ,;{{}}()=")
         if self.unit is not None and self.type != "timestamp":
             raise Mistake(f"unit is for columns of the type timestamp, and this is {self.type!r}", key="unit")
+        if self.cast and self.type in ("string", "date"):
+            raise Mistake(f"cast is for columns of numbers, booleans and times, and this is {self.type!r}", key="cast")
+        if self.format is not None and (self.type not in ("timestamp", "date") or self.unit is not None):
+            raise Mistake("format is for columns of times and dates without a unit", key="format")
         path, steps = parsed_path(name if self.path is None else self.path)
+        if path == RAW and (self.type != "string" or steps):
+            raise Mistake("the path '$' is that of the whole event, which is a string", key="path")
         try:
             default = None if self.value is None else _default(self.type, self.value)
         except ValueError as error:
             raise Mistake(f"default: {error}", key="default") from error
         unit = None if self.unit is None else UNITS[self.unit]
-        return TypedColumn(name=name, path=path, steps=steps, type=self.type, default=default, unit=unit)
+        return TypedColumn(
+            name=name,
+            path=path,
+            steps=steps,
+            type=self.type,
+            default=default,
+            unit=unit,
+            cast=self.cast,
+            format=self.format,
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -327,10 +424,12 @@ class _Table:
 
     streams: tuple[str, ...] = key(_texts(_STREAMS), expected=_STREAMS)
     time: str | None = key(_path, default=None)
-    new_fields: str = key(_choice(COLUMNS, RESCUE, IGNORE), default=COLUMNS, name="new_fields")
+    new_fields: str = key(_choice(COLUMNS, RESCUE, IGNORE, JSON), default=COLUMNS, name="new_fields")
     columns: dict[str, _Column] = key(_columns, default=attrs.Factory(dict))
     expectations: dict[str, _Expectation] = key(default=attrs.Factory(dict))
     deduplicate: _Deduplicate | None = key(default=None)
+    change_feed: bool = key(_flag, default=False, name="change_feed")
+    by_hour: bool = key(_flag, default=False, name="by_hour")
 
     def table(self, name: str) -> TypedTable:
         """Return the table *name* with its columns and expectations.
@@ -347,6 +446,8 @@ class _Table:
             new_fields=self.new_fields,
             key=() if self.deduplicate is None else self.deduplicate.columns,
             within=0 if self.deduplicate is None else self.deduplicate.within,
+            change_feed=self.change_feed,
+            by_hour=self.by_hour,
         )
         types = {field.name: field.type for field in table.schema}
         expectations = []
@@ -360,7 +461,10 @@ class _Table:
 
     def _made_columns(self) -> tuple[TypedColumn, ...]:
         made: list[TypedColumn] = []
-        folded: dict[str, str] = {each.lower(): each for each in SYSTEM}
+        if self.new_fields == JSON:
+            made.append(TypedColumn(name=OTHER_FIELDS, path=OTHERS, type="string"))
+        taken = (*SYSTEM, *([HOUR] if self.by_hour else ()), *(column.name for column in made))
+        folded: dict[str, str] = {each.lower(): each for each in taken}
         for name, column in self.columns.items():
             with inside("columns"):
                 if other := folded.get(name.lower()):
@@ -373,10 +477,11 @@ class _Table:
 
 
 def _time(field: str, columns: Sequence[TypedColumn]) -> TypedColumn:
-    """Return the column for the time of an event, in the unit of the declared column for *field*, if there is one."""
+    """Return the column for the time of an event, as the declared column for *field* has it, if there is one."""
     path, steps = parsed_path(field)
-    unit = next((each.unit for each in columns if (each.path, each.steps) == (path, steps)), None)
-    return TypedColumn(name=EVENT_TIME, path=path, steps=steps, type="timestamp", unit=unit)
+    same = next((each for each in columns if (each.path, each.steps, each.type) == (path, steps, "timestamp")), None)
+    made = same or TypedColumn(name=EVENT_TIME, path=path, steps=steps, type="timestamp")
+    return attrs.evolve(made, name=EVENT_TIME, default=None)
 
 
 @attrs.frozen(kw_only=True)
@@ -426,7 +531,9 @@ def _measure(name: str, function: str, types: Mapping[str, pa.DataType]) -> Meas
         return Measure(name=name, function="count", column=None)
     called, column = match[2], match[3].strip()
     _check_column(name, column, types)
-    if called in ("sum", "mean") and types[column] not in (TYPES["long"], TYPES["double"]):
+    if called in ("sum", "mean") and not (
+        pa.types.is_decimal(types[column]) or types[column] in (TYPES["long"], TYPES["double"])
+    ):
         raise Mistake(f"{called} needs a column of numbers, and {column!r} is {types[column]}", key=name)
     return Measure(name=name, function=called, column=column)
 
@@ -451,7 +558,7 @@ class _File:
                 tables[name] = table.table(name)
         if not tables:
             raise Mistake("there is no table: add one, such as [tables.events] with streams = ['*']")
-        taken = {*tables, *(f"{name}_quarantine" for name, table in tables.items() if table.quarantines)}
+        taken = {name for table in tables.values() for name in table.names.values()}
         aggregates = []
         for name, aggregate in self.aggregates.items():
             with inside("aggregates", name):
@@ -489,17 +596,20 @@ def _default(kind: str, value: Any) -> Any:
     fitting: dict[str, tuple[type, ...]] = {
         "string": (str,),
         "long": (int,),
+        "decimal": (float, int),
         "double": (float, int),
         "boolean": (bool,),
         "timestamp": (datetime,),
         "date": (date,),
     }
-    if type(value) not in fitting[kind]:
+    if type(value) not in fitting[kind.partition("(")[0]]:
         raise ValueError(f"{shown(value)} is no {kind}")
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=UTC)
+    if kind.startswith("decimal"):
+        value = Decimal(repr(value))
     try:
-        pa.scalar(value, TYPES[kind])
+        pa.scalar(value, type_of(kind))
     except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"{value!r} is no {kind}") from error
     return value

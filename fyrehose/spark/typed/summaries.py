@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pyarrow as pa
+from deltalake import Schema
 
 from fyrehose.errors import ConfigError
 from fyrehose.spark.deltalog import changes
@@ -64,6 +65,10 @@ class Summary:
                 f"the aggregate {self.lake} was made by another definition; choose another name, or delete its "
                 "directory, so that it is made again"
             )
+        if Schema.from_arrow(self.schema) != table.schema():  # a column of its table has a wider type
+            after = Progress(position=0, chain=None)
+            self.lake.commit(self.identity, self.before, after, [], schema=self.schema)
+            self.before, self.version = after, 0
 
     def update(self) -> None:
         """Compute those windows of the aggregate again in which the table's last commits have changed rows."""

@@ -17,10 +17,11 @@ import pyarrow as pa
 from pyarrow import compute
 
 from fyrehose.spark.fetching import read
+from fyrehose.spark.footers import bounds
 from fyrehose.spark.lake import File, Lake, day_of
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import DATE, EVENT_TIME, TYPES, Aggregate, TypedTable
-from fyrehose.spark.typed.writing import by_day, days_of, write_file
+from fyrehose.spark.typed.writing import by_folder, days_of, write_file
 
 #: The column with the beginning of a window.
 WINDOW = "window"
@@ -151,12 +152,11 @@ def overlapping(files: pa.Table, windows: Any, window: int) -> list[str]:
     :param windows: numbers of windows, sorted
     """
     paths: list[str] = files["path"].to_pylist()
-    names = (f"min.{EVENT_TIME}", f"max.{EVENT_TIME}")
-    if not all(name in files.column_names for name in names):
+    least, most = bounds(files, EVENT_TIME)
+    if least is None or most is None:
         return paths
-    least, most = (files[name].cast(pa.int64()).to_pylist() for name in names)
     found = []
-    for path, first, last in zip(paths, least, most, strict=True):
+    for path, first, last in zip(paths, *(each.cast(pa.int64()).to_pylist() for each in (least, most)), strict=True):
         if first is None or last is None:
             found.append(path)
             continue
@@ -182,7 +182,12 @@ def replaced(lake: Lake, rows: pa.Table, windows: Any, window: int) -> tuple[lis
         some = pa.Table.from_batches([batch]).filter(pa.array(stays))
         parts.append(some.append_column(DATE, days_of(some[WINDOW])))
     whole = pa.concat_tables(parts).sort_by(WINDOW)
-    return [write_file(lake.store, day, "part-windows", some, (WINDOW,)) for day, some in by_day(whole)], old
+    return [
+        action
+        for folder, mask in by_folder(whole[WINDOW])
+        for some in [whole.filter(pa.array(mask)).drop_columns([DATE])]
+        if (action := write_file(lake.store, folder, "part-windows", [some], (WINDOW,))) is not None
+    ], old
 
 
 def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:

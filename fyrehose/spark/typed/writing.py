@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any
 
@@ -17,18 +18,18 @@ import attrs
 import numpy as np
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyarrow import compute, parquet
+from pyarrow import compute
 
 from fyrehose.errors import ExpectationFailed
 from fyrehose.offline.places import Place
 from fyrehose.spark import memory
-from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.fetching import read
-from fyrehose.spark.lake import day_of
-from fyrehose.spark.layout import add_action, new_path
+from fyrehose.spark.columns import AN_HOUR, DAY, arrow_schema
+from fyrehose.spark.fetching import batches_of, read
+from fyrehose.spark.lake import folder_at, folder_of, values_of
+from fyrehose.spark.layout import GROUP_BYTES, TableFile
 from fyrehose.spark.plan import Part
 from fyrehose.spark.reading import PartReader
-from fyrehose.spark.selection import Selection
+from fyrehose.spark.selection import Selection, time_of
 from fyrehose.spark.stores import LakeStore
 from fyrehose.spark.typed.config import (
     ACCEPTED,
@@ -44,23 +45,35 @@ from fyrehose.spark.typed.config import (
     TypedTable,
     schema_of,
 )
-from fyrehose.spark.typed.extraction import Widened, extracted
+from fyrehose.spark.typed.extraction import Cells, Widened, converted, extracted
 
 #: The columns of records that tables need.
 NEEDED = ("stream", "seq", "time", "event_time", "payload")
 #: Size of a part of a journal, which a task reads, in bytes.
-PART = 32 << 20
+PART = 16 << 20
 #: Columns whose least and largest values the log has for each file.
 MEASURED = (STREAM, SEQ, ACCEPTED, EVENT_TIME)
 #: Length of a key's digest in bytes; zeros stand for a row without a key.
 DIGEST = 16
-#: The largest number of rows in a row group.
-_GROUP = 1 << 16
+#: The largest number of rows in a row group, and of its values, with nulls; a value of a fixed size has WIDTH bytes.
+_GROUP, _CELLS, _WIDTH = 1 << 16, 1 << 24, 8
 #: Bounds of event times, in microseconds since 1970: times outside of these bounds come from clocks that were not set,
 #: and are ignored.
 _YEARS = (pa.scalar(0, pa.int64()), pa.scalar(253_370_764_800_000_000, pa.int64()))
 #: Schema of a quarantine: the names of the expectations, and the payload in ``rescued``.
 QUARANTINED = schema_of({"expectations": "string"})
+#: Schema of the table of expectations: a row for each rule and round, or backfill, with the position where it began,
+#: how many rows it had, how many of these failed, and the beginning of the payload of one of them.
+CHECKED = pa.schema(
+    [
+        *(("table", pa.string()), ("rule", pa.string()), ("run", pa.int64()), ("time", SYSTEM[ACCEPTED])),
+        *(("rows", pa.int64()), ("failed", pa.int64()), ("sample", pa.binary()), (DATE, SYSTEM[DATE])),
+    ]
+)
+#: Rows with their declared columns, and the columns of undeclared fields.
+_Lot = tuple[pa.Table, dict[str, Cells]]
+#: The size of a sample, in bytes.
+_SAMPLE = 4096
 
 
 @attrs.frozen(kw_only=True)
@@ -152,12 +165,14 @@ class Filled:
 
     :ivar fields: the types of all columns of fields
     :ivar counts: the number of rows, by outcome
+    :ivar samples: the payload of a row that did not meet an expectation, by the name of the expectation
     """
 
     files: tuple[TypedFile, ...]
     quarantined: tuple[TypedFile, ...]
     fields: Mapping[str, str]
     counts: Mapping[str, int]
+    samples: Mapping[str, bytes]
 
 
 def fill(task: FillTask) -> list[Filled]:
@@ -196,8 +211,9 @@ class _Rows:
     target: Target
     fields: dict[str, str]
     counts: Counter[str] = attrs.field(factory=Counter, init=False)
-    _good: list[pa.Table] = attrs.field(factory=list, init=False)
-    _bad: list[pa.Table] = attrs.field(factory=list, init=False)
+    samples: dict[str, bytes] = attrs.field(factory=dict, init=False)
+    _good: list[_Lot] = attrs.field(factory=list, init=False)
+    _bad: list[_Lot] = attrs.field(factory=list, init=False)
     _covered: dict[str, bool] = attrs.field(factory=dict, init=False)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -223,9 +239,9 @@ class _Rows:
             RESCUED: compute.if_else(pa.array(found.misfits), batch["payload"], None),
         }
         columns[DATE] = days_of(batch["time"])
-        self._sort(pa.table(columns), batch["payload"])
+        self._sort(pa.table(columns), batch["payload"], found.cells)
 
-    def _sort(self, rows: pa.Table, payloads: pa.Array) -> None:
+    def _sort(self, rows: pa.Table, payloads: pa.Array, cells: dict[str, Cells]) -> None:
         """Check the rows against the expectations, count them, and leave out rows that do not meet one."""
         columns = {field.name: rows[field.name] for field in self.target.table.schema}
         good = np.ones(rows.num_rows, bool)
@@ -235,6 +251,8 @@ class _Rows:
             holds = each.condition.holds(columns).to_numpy(zero_copy_only=False)
             failures = np.flatnonzero(~holds)
             self.counts[f"failed/{each.name}"] += len(failures)
+            if len(failures) and each.name not in self.samples:
+                self.samples[each.name] = payloads[int(failures[0])].as_py()[:_SAMPLE]
             if len(failures) and each.action == FAIL:
                 row = int(failures[0])
                 raise ExpectationFailed(
@@ -248,28 +266,53 @@ class _Rows:
                 bad |= ~holds
                 for row in failures.tolist():
                     reasons[row].append(each.name)
-        whole = rows if good.all() else rows.filter(pa.array(good))
+        whole, cells = _chosen((rows, cells), good)
         self.counts["rows"] += whole.num_rows
         self.counts["rescued"] += whole.num_rows - whole[RESCUED].null_count
         self.counts["dropped"] += int((~good & ~bad).sum())
         self.counts["quarantined"] += int(bad.sum())
         if whole.num_rows and self.target.store is not None:
-            self._good.append(whole)
+            self._good.append((whole, cells))
         if bad.any() and self.target.quarantine is not None:
             said = pa.array([", ".join(names) for names in reasons])
             some = {name: rows[name] for name in SYSTEM if name not in (RESCUED, DATE)}
             quarantined = pa.table({**some, "expectations": said, RESCUED: payloads, DATE: rows[DATE]})
-            self._bad.append(quarantined.filter(pa.array(bad)))
+            self._bad.append((quarantined.filter(pa.array(bad)), {}))
 
     def written(self, name: str) -> Filled:
         """Write the rows, one file for each day."""
         schema = schema_of({column.name: column.type for column in self.target.table.columns} | self.fields)
         return Filled(
-            files=tuple(_written(self.target.store, self._good, schema, name, self.target.table.key)),
+            files=tuple(_written(self.target.store, self._good, schema, name, self.target.table)),
             quarantined=tuple(_written(self.target.quarantine, self._bad, QUARANTINED, name)),
             fields=self.fields,
             counts={what: count for what, count in self.counts.items() if count},
+            samples=self.samples,
         )
+
+
+def checked(store: LakeStore, table: TypedTable, filled: Sequence[Filled], run: int) -> TypedFile | None:
+    """Write how the rows of a round met the expectations of their table; return None if the round had no rows.
+
+    :param run: the position where the round began
+    """
+    counts: Counter[str] = Counter()
+    samples: dict[str, bytes] = {}
+    for each in filled:
+        counts.update(each.counts)
+        samples = {**each.samples, **samples}
+    rows = counts["rows"] + counts["dropped"] + counts["quarantined"]
+    now = datetime.now(UTC)
+    found = [
+        (table.name, each.name, run, now, rows, counts[f"failed/{each.name}"], samples.get(each.name))
+        for each in table.expectations
+    ]
+    if not rows:
+        return None
+    names = CHECKED.names[:-1]
+    made = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in found], pa.schema(list(CHECKED)[:-1]))
+    action = write_file(store, folder_at(now, False), "part-checked", [made], ("time",))
+    return None if action is None else TypedFile(action=action, rows=len(found))
 
 
 def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
@@ -283,19 +326,55 @@ def _event_times(times: pa.Array | None, batch: pa.RecordBatch) -> pa.Array:
     return compute.coalesce(*found)
 
 
+def _chosen(lot: _Lot, mask: Any) -> _Lot:
+    """Return the rows of a mask."""
+    if mask.all():
+        return lot
+    return lot[0].filter(pa.array(mask)), {name: cells.chosen(mask) for name, cells in lot[1].items()}
+
+
+def _joined(lots: Sequence[_Lot]) -> _Lot:
+    """Return all rows as one lot."""
+    found: dict[str, list[Cells]] = {}
+    first = 0
+    for rows, cells in lots:
+        for name, each in cells.items():
+            found.setdefault(name, []).append(Cells(each.rows + first, each.values))
+        first += rows.num_rows
+    return pa.concat_tables([rows for rows, _ in lots], promote_options="default"), {
+        name: Cells(np.concatenate([each.rows for each in some]), pa.concat_arrays([each.values for each in some]))
+        for name, some in found.items()
+    }
+
+
+def _whole(lot: _Lot, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows with all columns of a schema, so many at a time that their nulls fit into memory."""
+    rows, cells = lot
+    step = _CELLS // len(schema)
+    for begin in range(0, rows.num_rows, step):
+        some = rows.slice(begin, step)
+        columns = {name: each.between(begin, begin + some.num_rows) for name, each in cells.items()}
+        columns |= {name: some[name] for name in some.column_names}
+        nulls = {field.name: pa.nulls(some.num_rows, field.type) for field in schema if field.name not in columns}
+        columns |= nulls
+        yield pa.table([columns[name] for name in schema.names], schema.names).cast(schema)
+
+
 def _written(
-    store: LakeStore | None, tables: list[pa.Table], schema: pa.Schema, name: str, key: tuple[str, ...] = ()
+    store: LakeStore | None, lots: Sequence[_Lot], schema: pa.Schema, name: str, table: TypedTable | None = None
 ) -> Iterator[TypedFile]:
-    if store is None or not tables:
+    if store is None or not lots:
         return
-    whole = pa.concat_tables(tables, promote_options="default")
-    missing = [field for field in schema if field.name not in whole.column_names]
-    for field in missing:
-        whole = whole.append_column(field, pa.nulls(whole.num_rows, field.type))
-    whole = whole.select(schema.names).cast(schema)
-    for day, rows in by_day(whole):
+    key, by_hour = ((), False) if table is None else (table.key, table.by_hour)
+    whole = _joined(lots)
+    schema = schema.remove(schema.get_field_index(DATE))
+    for folder, mask in by_folder(whole[0][ACCEPTED], by_hour):
+        lot = _chosen(whole, mask)
+        if (action := write_file(store, folder, name, _whole(lot, schema))) is None:
+            continue
+        rows = lot[0]
         yield TypedFile(
-            action=write_file(store, day, name, rows),
+            action=action,
             rows=rows.num_rows,
             keys=digests(rows, key) if key else b"",
             times=rows[ACCEPTED].cast(pa.int64()).to_numpy() if key else None,
@@ -308,34 +387,75 @@ def days_of(times: pa.Array) -> pa.Array:
     return times.cast(pa.timestamp("us")).cast(pa.date32(), safe=False)
 
 
-def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each day in the column ``date``, and its rows without this column."""
-    for day in sorted(rows[DATE].unique().to_pylist()):
-        yield str(day), rows.filter(compute.equal(rows[DATE], pa.scalar(day, pa.date32()))).drop_columns([DATE])
+def by_folder(times: pa.ChunkedArray, by_hour: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the directory of each partition, and a mask of its rows, by the times of the rows."""
+    length = AN_HOUR if by_hour else DAY
+    periods = times.cast(pa.int64()).to_numpy() // length
+    for period in np.unique(periods).tolist():
+        yield folder_at(time_of(period * length), by_hour), periods == period
 
 
-def write_file(store: LakeStore, day: str, name: str, rows: pa.Table, measured: Iterable[str] = MEASURED) -> AddAction:
-    """Write a durable file of one day, and return the action that makes it a part of its table.
+def write_file(
+    store: LakeStore,
+    folder: str,
+    name: str,
+    tables: Iterable[pa.Table],
+    measured: Sequence[str] = MEASURED,
+    data_change: bool = True,
+) -> AddAction | None:
+    """Write rows as a durable file of one partition, and return the action that makes it a part of its table.
 
-    :param rows: without the column ``date``
+    :param tables: rows without the column ``date``; not more than a row group of them is in memory
+    :param measured: the columns whose least and largest values readers use
+    :return: None if there are no rows
     """
-    path = new_path(day, name)
-    with store.writing(path) as file:
-        parquet.write_table(
-            rows,
-            file,
-            compression="zstd",
-            row_group_size=_GROUP,
-            write_page_checksum=True,
-            store_schema=False,
-            coerce_timestamps="us",
-        )
-        size = file.tell()
-    bounds = {each: compute.min_max(rows[each]).as_py() for each in measured}
-    least, most = (
-        {each: found[end] for each, found in bounds.items() if found[end] is not None} for end in ("min", "max")
-    )
-    return add_action(path, size, rows.num_rows, least, most, {each: rows[each].null_count for each in least})
+    groups = _groups(tables)
+    group = next(groups, None)
+    if group is None:
+        return None
+    with TableFile(store, folder, name, group.schema, measured) as file:
+        while group is not None:
+            file.write(group)
+            group = None  # so that two row groups are not in memory at the same time
+            group = next(groups, None)
+    return file.action(data_change)
+
+
+def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows of *tables* as row groups, which are bounded in rows and in bytes."""
+    lot: list[pa.Table] = []
+    rows = size = 0
+    for some in (piece for table in tables for piece in _pieces(table)):
+        more = _bytes(some)
+        if lot and not _fits(rows + some.num_rows, some.num_columns, size + more):
+            yield pa.concat_tables(lot)
+            lot, rows, size = [], 0, 0
+        lot.append(some)
+        rows += some.num_rows
+        size += more
+    if lot:
+        yield pa.concat_tables(lot)
+
+
+def _fits(rows: int, columns: int, size: int) -> bool:
+    """Return whether a row group may be so large; *size* is that of its texts."""
+    return rows <= _GROUP and rows * columns <= _CELLS and size <= GROUP_BYTES
+
+
+def _bytes(table: pa.Table) -> int:
+    """Return the bytes of a table beyond those that each value has."""
+    beyond: int = table.nbytes - _WIDTH * table.num_rows * table.num_columns
+    return max(0, beyond)
+
+
+def _pieces(table: pa.Table) -> Iterator[pa.Table]:
+    """Yield parts of a table that are not larger than a row group, unless one row is."""
+    if table.num_rows <= 1 or _fits(table.num_rows, table.num_columns, _bytes(table)):
+        yield from (table,) if table.num_rows else ()
+    else:
+        half = table.num_rows // 2
+        yield from _pieces(table.slice(0, half))
+        yield from _pieces(table.slice(half))
 
 
 def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
@@ -351,31 +471,44 @@ def digests(rows: pa.Table, key: tuple[str, ...]) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class RewriteTask:
-    """A file to write again, with some of its rows, or with other types.
+    """Files of one partition to write again as one file, with some of their rows, or with other types.
 
     :ivar schema: the schema to write; None: the schema of the file
     :ivar chosen: a mask of the rows to keep; None: all
+    :ivar merges: whether the rows stay the same
     """
 
     store: LakeStore
-    path: str
+    paths: tuple[str, ...]
     schema: pa.Schema | None = None
     chosen: Any = None
+    measured: Sequence[str] = MEASURED
+    merges: bool = False
 
 
 def rewrite(task: RewriteTask) -> AddAction | None:
-    """Write a file again; return None if no row is kept, or if its new type would change a value."""
-    with task.store.explained(), task.store.files().open_input_file(task.path) as opened:
-        rows = parquet.ParquetFile(opened).read()
-    if task.chosen is not None:
-        rows = rows.filter(pa.array(task.chosen))
-    if task.schema is not None:
-        schema = task.schema.remove(task.schema.get_field_index(DATE))
-        for field in schema:
-            if field.name not in rows.column_names:
-                rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
-        try:
-            rows = rows.select(schema.names).cast(schema)
-        except pa.ArrowInvalid:
-            return None
-    return write_file(task.store, day_of(task.path), "part-rewritten", rows) if rows.num_rows else None
+    """Write files again, a few MiB at a time; return None if no row is kept, or if a new type would change a value."""
+    folder, name = folder_of(task.paths[0]), "part-merged" if task.merges else "part-rewritten"
+    try:
+        return write_file(task.store, folder, name, _rewritten(task), task.measured, not task.merges)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _rewritten(task: RewriteTask) -> Iterator[pa.Table]:
+    at = 0
+    for rows in (pa.Table.from_batches([batch]) for path in task.paths for batch in batches_of(task.store, path)):
+        count = rows.num_rows
+        if task.chosen is not None:
+            rows = rows.filter(pa.array(task.chosen[at : at + count]))
+        at += count
+        if task.schema is not None:
+            schema = pa.schema([field for field in task.schema if field.name not in values_of(task.paths[0])])
+            columns = [
+                converted(rows[field.name], field.type)
+                if field.name in rows.column_names
+                else pa.nulls(rows.num_rows, field.type)
+                for field in schema
+            ]
+            rows = pa.table(columns, schema)
+        yield rows

@@ -168,7 +168,7 @@ def followed(source: Path, standby: Path) -> None:
     """Copy a journal into a standby."""
     with Replica(standby, Files()) as replica:
         copying = Backup(Directory(source), replica)
-        Standby("http://127.0.0.1:1", copying).catch_up(copying.run)
+        Standby(copying).catch_up(copying.run)
 
 
 def test_archive_continues_with_a_promoted_standby_that_has_all_that_the_lake_has(

@@ -57,6 +57,38 @@ def test_many_small_files_of_the_current_day_are_merged(written: Opener, tmp_pat
     assert stored(lake) == journal.rows()
 
 
+@pytest.mark.parametrize(
+    ("interval", "hours"),
+    [
+        (None, 24),
+        ("interval 7 days", 168),
+        ("interval 1 week", 168),
+        ("interval 2 days 3 hours", 51),
+        ("interval 12 hours", 12),
+        ("INTERVAL 90 MINUTES", 2),
+        ("interval 0 seconds", 1),
+        ("forever", 168),
+    ],
+)
+def test_files_stay_as_long_as_the_property_of_the_table_says(
+    written: Opener, tmp_path: Path, interval: str | None, hours: int
+) -> None:
+    """Delta's default of 7 days stands for what is not an interval; an hour at least, for a round that runs."""
+    journal, lake = written(), tmp_path / "lake"
+    rounds(journal, lake, 1)
+    if interval is not None:
+        Lake.at(lake).set_properties({"delta.deletedFileRetentionDuration": interval})
+    left = {}
+    for name, age in (("younger", hours * 3600 - 60), ("older", hours * 3600 + 60)):
+        left[name] = lake / "date=2023-11-14" / f"part-{name}.parquet"
+        left[name].write_bytes(b"x")
+        at = datetime.now().timestamp() - age
+        os.utime(left[name], (at, at))
+    assert optimize(lake, now=TODAY).removed == 1
+    assert [path.exists() for path in left.values()] == [True, False]
+    assert stored(lake) == journal.rows()
+
+
 def test_archive_commits_while_files_are_merged(written: Opener, tmp_path: Path) -> None:
     journal, lake = written(), tmp_path / "lake"
     rounds(journal, lake, 3)
@@ -195,3 +227,48 @@ def test_archive_that_follows_merges_files_on_a_schedule(written: Opener, tmp_pa
         stop=lambda: len(Lake.at(lake).files()) == 1,
     )
     assert stored(lake) == journal.rows()
+
+
+@pytest.mark.parametrize("size", [300 << 10, 9 << 20])
+def test_row_groups_are_bounded_in_bytes(written: Opener, tmp_path: Path, size: int) -> None:
+    """At most 128 MiB, which readers have to read in one piece: a row group is full at 32 MiB of payloads."""
+    journal, lake = written(segment_size=1 << 30), tmp_path / "lake"
+    for part in range(2):
+        for number in range((48 << 20) // size):
+            journal.append(Run.of(f"s{number % 2}", [bytes([part, number]) * (size // 2)], source="test"))
+        archive(None, str(journal.directory), lake)
+    for files in (2, 1):
+        found = Lake.at(lake).files()
+        assert len(found) == files
+        for file in found:
+            groups = parquet.read_metadata(lake / file.path)
+            sizes = [groups.row_group(number).total_byte_size for number in range(groups.num_row_groups)]
+            assert sum(sizes) > (80 << 20) // files
+            assert max(sizes) <= layout.GROUP_BYTES + (64 << 10)
+        optimize(lake, now=LATER)
+    assert stored(lake) == journal.rows()
+
+
+def test_files_of_each_hour_are_merged_if_the_lake_is_by_hours(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(3):
+        for _ in range(2):
+            journal.fill(3, size=20)
+            archive(None, str(journal.directory), lake, by_hour=True)
+        journal.now[0] += 3_500_000_000
+    done = optimize(lake, now=LATER)  # 0 o'clock is not over
+    assert (done.days, done.files) == (1, 4)
+    folders = {path.partition("/part-")[0] for path in (file.path for file in Lake.at(lake).files())}
+    assert folders == {"date=2023-11-14/hour=22", "date=2023-11-14/hour=23", "date=2023-11-15/hour=0"}
+    assert stored(lake) == journal.rows()
+    delete(lake, "seq = 1")
+    hours = polars.scan_delta(str(lake)).filter(polars.col("hour") == polars.col("time").dt.hour())
+    assert hours.collect().height == len(journal.rows(lambda record: record.seq != 1))
+    archive(None, str(journal.directory), lake)  # goes on by hours
+
+
+def test_lake_by_days_does_not_become_one_by_hours(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    rounds(journal, lake, 1)
+    with pytest.raises(ConfigError, match="for each day, and none for each hour, as it was created: begin with a new"):
+        archive(None, str(journal.directory), lake, by_hour=True)

@@ -6,10 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -24,6 +26,7 @@ from fyrehose.spark.jobs.tables import TableState, fill_tables, opened
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.typed import extraction, writing
 from fyrehose.spark.typed.config import TablesConfig, read_config
+from tests.doubles.deltavectors import delete_rows
 
 Opener = Callable[..., Any]
 #: The time of the first batch of a journal that a test writes; each batch is a second later.
@@ -477,12 +480,69 @@ def test_table_of_another_journal_or_with_another_type_is_refused(written: Opene
     run(config)
     with pytest.raises(ConfigError, match="has the events of another journal"):
         run(config_of(other))
-    changed = config_of(journal, columns='size = "long"')
+    changed = config_of(journal, columns='size = "double"')
     run(changed)
     with pytest.raises(
-        ConfigError, match=r"the column 'size' of the table .* is long, and double in the configuration"
+        ConfigError, match=r"the column 'size' of the table .* is double, and long in the configuration"
     ):
-        run(config_of(journal, columns='size = "double"'))
+        run(config_of(journal, columns='size = "long"'))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("double", [7.0, None, -3.0, 2.5]),
+        ("decimal(10,2)", [Decimal(7), None, Decimal(-3), Decimal("2.5")]),
+        ("string", ["7", None, "-3", "2.5"]),
+    ],
+)
+def test_column_is_widened_by_declaration_in_one_commit(written: Opener, kind: str, expected: list[Any]) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, ms=7), request(1, 200), request(2, 200, ms=-3)))
+    aggregates = '[aggregates.slowest]\ntable = "requests"\nwindow = "1m"\ncolumns = { most = "max(ms)" }'
+    config = config_of(journal, aggregates, columns='ms = "long"')
+    run(config)
+    version = DeltaTable(f"{config.output}/requests").version()
+    config = config_of(journal, aggregates, columns=f'ms = "{kind}"')
+    run(config)
+    table = DeltaTable(f"{config.output}/requests")
+    assert (table.version(), _type(table, "ms")) == (version + 1, kind)
+    assert _type(DeltaTable(f"{config.output}/slowest"), "most") == kind
+    assert column(config, "most", "slowest") == [max(each for each in expected[:3] if each is not None)]
+    journal.append(beats(request(3, 200, ms=2.5)))
+    assert run(config)["requests"].counts == {"rows": 4}
+    assert column(config, "ms") == expected
+    assert column(config, "status") == [200] * 4
+
+
+def _type(table: DeltaTable, name: str) -> str:
+    return str(next(field.type.type for field in table.schema().fields if field.name == name))
+
+
+def test_declared_type_that_has_no_room_for_a_value_is_refused(written: Opener) -> None:
+    journal = written()
+    large = (1 << 53) + 1
+    journal.append(beats(request(0, 200, ms=large)))
+    config = config_of(journal)
+    run(config)
+    version = DeltaTable(f"{config.output}/requests").version()
+    for kind in ("double", "decimal(17,2)"):
+        with pytest.raises(ConfigError, match=r"the columns ms of the table .* have values that do not fit"):
+            run(config_of(journal, columns=f'ms = "{kind}"'))
+    assert DeltaTable(f"{config.output}/requests").version() == version
+    run(config_of(journal, columns='ms = "decimal(18,2)"'))
+    assert column(config, "ms") == [large]
+
+
+def test_rows_of_a_deletion_vector_stay_deleted_if_a_column_is_widened(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, ms=1), request(1, 200, ms=2)))
+    config = config_of(journal)
+    run(config)
+    table = Path(config.output) / "requests"
+    delete_rows(table, Lake.at(table).files()[0].path, [0])
+    run(config_of(journal, columns='ms = "string"'))
+    assert polars.scan_delta(str(table)).select("ms").collect().to_series().to_list() == ["2"]
 
 
 def test_second_run_is_refused(written: Opener) -> None:
@@ -546,6 +606,26 @@ def test_backfill_replaces_the_rows_of_its_range_only(written: Opener) -> None:
     assert column(config, "size") == [*range(6), 9]
     with pytest.raises(ConfigError, match="there is no table 'request'"):
         backfilled(config, NOON, NOON, "request")
+
+
+@pytest.mark.parametrize(
+    ("took", "kind"), [([3, 1.5], "double"), (["fast", "slow"], "string"), ([True, None], "boolean")]
+)
+def test_backfill_gives_a_table_columns_and_types_as_a_run_does(written: Opener, took: list[Any], kind: str) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200, took=took[0])), beats(request(0, 200, took=took[1]), stream="old"))
+    config_of(journal)
+    text = (journal.directory.parent / "tables.toml").read_text()
+    path = journal.directory.parent / "narrow.toml"
+    path.write_text(text.replace('"web.*"', '"none"'))
+    run(read_config(path))
+    path.write_text(text.replace('"web.*"', '"old"'))
+    config = read_config(path)
+    backfilled(config, NOON, NOON + timedelta(hours=1))
+    assert _type(DeltaTable(f"{config.output}/requests"), "took") == kind
+    assert column(config, "took") == [took[1], took[0]]
+    journal.append(beats(request(1, 200, took=took[0])))
+    assert run(config)["requests"].rows == 1
 
 
 def test_backfill_reads_deleted_records_of_the_journal_from_the_lake(written: Opener, tmp_path: Path) -> None:
@@ -672,3 +752,105 @@ def test_tables_can_be_filled_in_an_object_store(written: Opener, bucket: str) -
         for name in ("requests", "requests_quarantine", "minutes")
     }
     assert found == {"requests": 2, "requests_quarantine": 1, "minutes": 1}
+
+
+KNOWN = """
+[tables.requests.expectations]
+known = { check = "status < 600", action = "quarantine" }
+named = { check = "host != 'unknown'" }
+"""
+
+
+def test_each_round_says_how_its_rows_met_the_expectations(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200), request(1, 999), event(2, status=201)))
+    config = config_of(journal, KNOWN)
+    run(config)
+    journal.append(beats(request(3, 202)), beats(b"of another table", stream="other"))
+    run(config)
+    run(config)
+    found = [{**row, "time": None, "date": None} for row in rows(config, "requests_expectations")]
+    assert [(row["table"], row["rule"], row["rows"], row["failed"], row["sample"]) for row in found] == [
+        ("requests", "known", 3, 1, request(1, 999)),
+        ("requests", "known", 1, 0, None),
+        ("requests", "named", 3, 1, event(2, status=201)),
+        ("requests", "named", 1, 0, None),
+    ]
+    assert found[0]["run"] == found[2]["run"] < found[1]["run"] == found[3]["run"]
+    with opened(None, config) as it:
+        assert it.backfill("requests", NOON, NOON + timedelta(hours=1)).rows == 3
+    assert sum(row["rows"] for row in rows(config, "requests_expectations") if row["rule"] == "known") == 8
+
+
+def test_expectations_of_a_filled_table_begin_where_its_rows_end(written: Opener) -> None:
+    journal = written()
+    journal.append(beats(request(0, 200)))
+    run(config_of(journal))
+    config = config_of(journal, KNOWN)
+    run(config)
+    assert rows(config, "requests_expectations") == []
+    journal.append(beats(request(1, 700), request(2, 200)))
+    run(config)
+    assert column(config, "failed", "requests_expectations") == [1, 0]
+    assert column(config, "expectations", "requests_quarantine") == ["known"]
+
+
+def test_change_data_feed_has_each_row_once(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, more="change_feed = true")
+    for number in range(3):
+        journal.append(beats(request(number, 200 + number)))
+        run(config)
+    with opened(None, config, merge_from=2) as it:
+        it.optimize()
+        assert it.backfill("requests", NOON + timedelta(seconds=1), NOON + timedelta(seconds=2)).rows == 1
+    table = DeltaTable(f"{config.output}/requests")
+    assert table.protocol().min_writer_version >= 4
+    changes = pa.table(table.load_cdf(starting_version=0))
+    found = Counter(zip(changes["_change_type"].to_pylist(), changes["status"].to_pylist(), strict=True))
+    inserted = {status: found["insert", status] - found["delete", status] for status in (200, 201, 202)}
+    assert inserted == {200: 1, 201: 1, 202: 1}
+    assert found["insert", 201] == 2
+    run(config_of(journal))
+    assert DeltaTable(f"{config.output}/requests").metadata().configuration["delta.enableChangeDataFeed"] == "false"
+
+
+def test_merged_files_have_every_row_and_column(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, KNOWN)
+    for number in range(6):
+        journal.append(beats(request(number, number if number % 2 else 999, **{f"f{number}": number})))
+        run(config)
+    before = rows(config)
+    with opened(None, config, merge_from=2) as it:
+        it.optimize()
+    assert rows(config) == before
+    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
+    assert len(DeltaTable(f"{config.output}/requests_expectations").file_uris()) == 1
+    assert len(rows(config, "requests_quarantine")) == 3
+
+
+def test_table_by_hours_is_widened_merged_and_filled_again(written: Opener) -> None:
+    journal = written()
+    config = config_of(journal, more="by_hour = true")
+    for size in (1, 2, 2.5):
+        journal.append(beats(request(1, 200, size=size), request(2, 201, size=size)))
+        run(config)
+        journal.now[0] += 1_750_000_000
+    with opened(None, config, merge_from=2) as it:
+        it.optimize()
+        moments = [row["_time"] for row in rows(config)]
+        assert it.backfill("requests", min(moments), max(moments)).rows == 4
+    found = rows(config)
+    assert [row["size"] for row in found] == [1, 1, 2, 2, 2.5, 2.5]
+    assert [row["hour"] for row in found] == [row["_time"].hour for row in found]
+    assert len({row["hour"] for row in found}) > 1
+    for path in DeltaTable(f"{config.output}/requests").file_uris():
+        assert "/hour=" in path
+    with pytest.raises(ConfigError, match="has a partition for each hour, as it was created"):
+        run(config_of(journal))
+
+
+def test_partition_of_an_hour_reserves_its_name(written: Opener) -> None:
+    with pytest.raises(ConfigError, match="the column 'Hour' has the name of the column 'hour'"):
+        config_of(written(), more="by_hour = true", columns='Hour = "long"')

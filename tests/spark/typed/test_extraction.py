@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
+import attrs
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -14,8 +17,8 @@ from hypothesis import strategies as st
 
 from fyrehose.patterns import Pattern
 from fyrehose.spark.typed import extraction
-from fyrehose.spark.typed.config import TYPES, TypedColumn, TypedTable, parsed_path
-from fyrehose.spark.typed.extraction import Extracted, Widened, extracted
+from fyrehose.spark.typed.config import OTHERS, TYPES, UNITS, TypedColumn, TypedTable, parsed_path
+from fyrehose.spark.typed.extraction import Cells, Extracted, Widened, extracted
 
 
 def table(columns: Mapping[str, Any], new_fields: str = "columns", time: str | None = None) -> TypedTable:
@@ -35,7 +38,11 @@ def run(events: Sequence[Any], of: TypedTable, known: Mapping[str, str] = {}, **
 
 
 def rows(found: Extracted) -> list[dict[str, Any]]:
-    return list(pa.table(found.columns).to_pylist())
+    return list(pa.table(columns_of(found)).to_pylist())
+
+
+def columns_of(found: Extracted) -> dict[str, pa.Array]:
+    return found.columns | {name: cells.between(0, len(found.misfits)) for name, cells in found.cells.items()}
 
 
 def kept(found: Extracted) -> list[int]:
@@ -252,14 +259,14 @@ def test_each_value_is_in_a_column_or_the_payload_is_kept(events: list[dict[str,
     payloads = [json.dumps(event).encode() for event in events]
     found = extracted(payloads, table({"b": "long"}), {"c": "string"})
     assert len(found.misfits) == len(events)
-    in_columns = [sum(value is not None for value in row.values()) for row in rows(found)] if found.columns else []
+    in_columns = [sum(value is not None for value in row.values()) for row in rows(found)] if columns_of(found) else []
     for row, event in enumerate(events):
         if found.misfits[row] or not in_columns:
             continue
         assert isinstance(event.get("b"), dict) or in_columns[row] == scalars(event)
     for name, kind in found.fields.items():
-        if name in found.columns:
-            assert found.columns[name].type == TYPES[kind]
+        if name in columns_of(found):
+            assert columns_of(found)[name].type == TYPES[kind]
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
@@ -275,3 +282,157 @@ def test_splitting_events_into_batches_changes_no_column(values: list[Any], kind
     parts = [extracted([payload], table({"x": kind}, "ignore"), {}) for payload in payloads]
     assert whole.columns["x"].to_pylist() == [part.columns["x"][0].as_py() for part in parts]
     assert whole.misfits.tolist() == [part.misfits[0] for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected", "rescued"),
+    [
+        (b'{"n": 1, "n": 2}', {"n": 2}, True),
+        (b'{"n": 2, "a": {"b": 1, "b": 1}}', {"n": 2, "a.b": 1}, True),
+        (b'{"n": 2, "list": [{"b": 1, "b": 2}]}', {"n": 2, "list": '[{"b":2}]'}, True),
+        (b'{"n": 2, "ms": 1234567890.12345678901}', {"n": 2, "ms": 1234567890.1234567}, True),
+        (b'{"n": 2, "new": 99999999999999.999}', {"n": 2, "new": 100000000000000.0}, True),
+        (b'{"n": 2, "text": 0.12345678901234567891}', {"n": 2, "text": "0.12345678901234567891"}, False),
+        (b'{"n": 2, "ms": 0.10000000000000001}', {"n": 2, "ms": 0.1}, False),  # printed with 17 digits
+        (b'{"n": 2, "ms": 0.30000000000000004}', {"n": 2, "ms": 0.30000000000000004}, False),
+        (b'{"n": 2, "ms": 1e2}', {"n": 2, "ms": 100.0}, False),
+        (b'{"n": 2, "ms": 1e400}', {"n": 2}, True),
+        (b'{"n": 2, "ms": 1e-400}', {"n": 2, "ms": 0.0}, True),
+        (b'{"n": 2, "price": 12345678901234567890.12}', {"n": 2, "price": Decimal("12345678901234567890.12")}, False),
+        (b'{"n": 2, "price": 0.125}', {"n": 2}, True),
+        (b'{"n": 2, "price": 5}', {"n": 2, "price": Decimal(5)}, False),
+        (b'{"n": 2, "ms": NaN}', {"n": 2}, True),
+        (b'{"n": 2, "list": [-Infinity]}', {"n": 2, "list": "[null]"}, True),
+        (b'\xef\xbb\xbf{"n": 2}', {"n": 2}, False),
+        (b'{"n": 2, "text": "caf\xe9"}', {"n": 2}, True),
+        (b'{"n": 2, "new": "caf\xe9"}', {"n": 2, "new": None}, True),
+        (b'{"n": 2, "caf\xe9": 1}', {"n": 2}, True),
+        (b'{"n": "200", "ms": 1.5}', {"ms": 1.5}, True),
+    ],
+)
+def test_misfit_is_that_of_one_field_and_nothing_vanishes(
+    payload: bytes, expected: dict[str, Any], rescued: bool
+) -> None:
+    kinds = {"n": "long", "ms": "double", "text": "string", "price": "decimal(22,2)"}
+    found = extracted([payload], table({name: (name, kind, None) for name, kind in kinds.items()}), {})
+    (row,) = rows(found)
+    assert row == dict.fromkeys(kinds) | expected
+    assert bool(found.misfits[0]) == rescued
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("long", "200", 200),
+        ("long", "-1", -1),
+        ("long", "1.5", None),
+        ("long", "2e0", 2),
+        ("long", "many", None),
+        ("long", "[1]", None),
+        ("long", "", None),
+        ("double", "1.5", 1.5),
+        ("double", "NaN", None),
+        ("boolean", "true", True),
+        ("boolean", "yes", None),
+        ("decimal(4,2)", "1.25", Decimal("1.25")),
+    ],
+)
+def test_text_is_taken_as_a_number_only_if_the_column_says_cast(kind: str, text: str, expected: Any) -> None:
+    for cast in (False, True):
+        of = table({"x": kind})
+        of = attrs.evolve(of, columns=tuple(attrs.evolve(each, cast=cast) for each in of.columns))
+        found = run([{"x": text}], of)
+        assert rows(found) == [{"x": expected if cast else None}]
+        assert kept(found) == ([] if cast and expected is not None else [0])
+
+
+def test_time_in_nanoseconds() -> None:
+    when = datetime(2026, 11, 21, 12, 34, 35, 789488, UTC)
+    found = run([{"at": 1795264475789488123}], table({"at": ("at", "timestamp", None, UNITS["ns"])}))
+    assert rows(found) == [{"at": when}]
+
+
+def test_other_fields_are_json_text_in_one_column() -> None:
+    of = table({"a": "long", "items0": ("items[0]", "long")}, "json")
+    of = attrs.evolve(of, columns=(*of.columns, TypedColumn(name="other_fields", path=OTHERS, type="string")))
+    events = [
+        {"a": 1, "host": {"name": "ä", "x": None}, "items": [5, {"b": 1.5}]},
+        {"a": 2, "gone": None},
+        b'{"a": 3, "n": 1.23456789012345678901, "m": 1}',
+        b'{"a": 4, "n": "half \xff"}',
+    ]
+    found = run(events, of)
+    texts = [row["other_fields"] for row in rows(found)]
+    assert [text and json.loads(text) for text in texts] == [
+        {"host.name": "ä", "items": [5, {"b": 1.5}]},
+        None,
+        {"n": 1.2345678901234568, "m": 1},
+        None,
+    ]
+    assert (kept(found), found.fields) == ([2, 3], {})
+    assert [row["items0"] for row in rows(found)] == [5, None, None, None]
+
+
+def test_text_of_the_whole_event_is_a_column() -> None:
+    of = table({"text": ("$", "string"), "a": "long"}, "ignore")
+    found = run([b"a line", b' {"a": 1}\n', b"bad \xff", b'{"a": "odd"}', b'{"a": 1, "a": 2}'], of)
+    assert [row["text"] for row in rows(found)] == ["a line", ' {"a": 1}\n', None, '{"a": "odd"}', '{"a": 1, "a": 2}']
+    assert kept(found) == [2, 3, 4]
+
+
+def test_times_and_dates_may_have_a_format() -> None:
+    columns = {
+        "at": ("timestamp", "%d/%b/%Y:%H:%M:%S %z"),
+        "local": ("timestamp", "%Y%m%d %H"),
+        "on": ("date", "%d.%m.%y"),
+    }
+    made = [TypedColumn(name=name, path=name, type=kind, format=form) for name, (kind, form) in columns.items()]
+    of = attrs.evolve(table({}, "ignore"), columns=tuple(made))
+    good = {"at": "31/Jan/2026:12:00:00 +0200", "local": "20260131 12", "on": "31.01.26"}
+    found = run([good, {"at": "2026-01-31T12:00:00Z"}, {"local": 5}, {"on": "32.01.26"}, {}], of)
+    assert rows(found)[0] == {
+        "at": datetime(2026, 1, 31, 10, tzinfo=UTC),
+        "local": datetime(2026, 1, 31, 12, tzinfo=UTC),
+        "on": date(2026, 1, 31),
+    }
+    assert kept(found) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": {"b": 1}, "a": {"c": 2}}',
+        '{"a": {"b": 1, "b": 1}}',
+        '{"items": [{"b": 1, "b": 2}]}',
+        '{"whole": {"b": {"c": 1, "c": 2}}}',
+        '{"a" : 1, "x": "a\\":", "a": 2}',
+    ],
+)
+def test_repeated_key_at_any_depth_keeps_the_payload(text: str) -> None:
+    of = table({"whole": "string"})
+    assert kept(run([text.encode(), b'{"x": "\\"a\\": 1", "y" : 2}'], of)) == [0]
+
+
+def test_sparse_fields_have_their_values_in_their_rows() -> None:
+    kinds: list[Any] = [1, 2.5, "text", True, ["list"]]
+    events = [{} if row % 7 else {f"f{row % 5}": kinds[row % 5]} for row in range(1000)]
+    found = rows(run(events, table({})))
+    for row, event in enumerate(events):
+        have = {name: value for name, value in found[row].items() if value is not None}
+        assert have == {name: json.dumps(value) if type(value) is list else value for name, value in event.items()}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 9)), max_size=20),
+    st.integers(0, 20),
+    st.integers(0, 20),
+)
+def test_cells_are_those_of_the_whole_column(table: list[tuple[bool, bool, int]], one: int, other: int) -> None:
+    column = [value if there else None for there, _, value in table]
+    rows = [row for row, (there, _, _) in enumerate(table) if there]
+    cells = Cells(np.array(rows, np.int64), pa.array([column[row] for row in rows], pa.int64()))
+    begin, end = sorted((min(one, len(table)), min(other, len(table))))
+    assert cells.between(begin, end).to_pylist() == column[begin:end]
+    mask = np.array([stays for _, stays, _ in table], bool)
+    kept = [value for value, stays in zip(column, mask, strict=True) if stays]
+    assert cells.chosen(mask).between(0, len(kept)).to_pylist() == kept

@@ -51,7 +51,9 @@ def written(store: LakeStore, rows: list[Row]) -> str:
     times = pa.array([START + timedelta(seconds=second) for second, _, _ in rows], pa.timestamp("us", "UTC"))
     columns = {EVENT_TIME: times, "k": pa.array([k for _, k, _ in rows], pa.string())}
     columns["n"] = pa.array([n for _, _, n in rows], pa.int64())
-    return str(write_file(store, "2026-01-31", "part", pa.table(columns), (EVENT_TIME,)).path)
+    action = write_file(store, "date=2026-01-31", "part", [pa.table(columns)], (EVENT_TIME,))
+    assert action is not None
+    return str(action.path)
 
 
 def task(store: LakeStore, paths: list[str], wanted: Any = None) -> WindowTask:

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> LakeStore:
 def file(store: LakeStore, **columns: Any) -> Any:
     times = pa.array([AT, AT, AT], pa.timestamp("us", "UTC"))
     made: Mapping[str, Any] = {"_stream": ["a", "b", "a"], "_seq": [1, 2, 3], "_time": times, "event_time": times}
-    return write_file(store, "2026-01-31", "part", pa.table({**made, **columns}))
+    return write_file(store, "date=2026-01-31", "part", [pa.table({**made, **columns})])
 
 
 def test_action_has_statistics_of_the_columns_that_every_table_has(store: LakeStore) -> None:
@@ -47,12 +47,12 @@ def test_action_has_statistics_of_the_columns_that_every_table_has(store: LakeSt
 
 def test_rewritten_file_has_the_kept_rows(store: LakeStore) -> None:
     path = file(store, **{"x.y": [1, None, 3]}).path
-    again = rewrite(RewriteTask(store=store, path=path, chosen=np.array([False, True, True])))
+    again = rewrite(RewriteTask(store=store, paths=(path,), chosen=np.array([False, True, True])))
     assert again is not None
     assert json.loads(again.stats or "")["minValues"]["_seq"] == 2
     (batch,) = read(store, [again.path], pa.schema([("x.y", pa.int64()), ("none", pa.string())]))
     assert batch.to_pylist() == [{"x.y": None, "none": None}, {"x.y": 3, "none": None}]
-    assert rewrite(RewriteTask(store=store, path=path, chosen=np.zeros(3, bool))) is None
+    assert rewrite(RewriteTask(store=store, paths=(path,), chosen=np.zeros(3, bool))) is None
 
 
 def test_file_is_written_again_with_wider_columns_unless_values_change(store: LakeStore) -> None:
@@ -61,12 +61,12 @@ def test_file_is_written_again_with_wider_columns_unless_values_change(store: La
     system = [("_stream", pa.string()), ("_seq", pa.int64())]
     times = [(name, pa.timestamp("us", "UTC")) for name in ("_time", "event_time")]
     schema = pa.schema([*system, *times, *wider, ("date", pa.date32())])
-    again = rewrite(RewriteTask(store=store, path=path, schema=schema))
+    again = rewrite(RewriteTask(store=store, paths=(path,), schema=schema))
     assert again is not None
     (batch,) = read(store, [again.path], wider)
     assert batch.to_pydict() == {"x": [1.0, None, 3.0], "large": [1, 2, (1 << 53) + 1], "new": [None] * 3}
     lossy = schema.set(schema.get_field_index("large"), pa.field("large", pa.float64()))
-    assert rewrite(RewriteTask(store=store, path=path, schema=lossy)) is None
+    assert rewrite(RewriteTask(store=store, paths=(path,), schema=lossy)) is None
 
 
 def test_deleted_rows_are_not_read(store: LakeStore) -> None:
