@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from math import inf
+from pathlib import Path
 from posixpath import join
 from typing import Any, TypeVar
 
@@ -264,6 +265,26 @@ def within(folder: str, cls: type[Any], values: Mapping[str, Any]) -> dict[str, 
 def why_unreadable(error: OSError | UnicodeError) -> str:
     """Describe in a few words why a text file cannot be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
+
+
+def secret_in(path: str | Path, option: str, kind: str = "token", least: int = 0) -> str:
+    """Return the secret in the first line of the file at *path*.
+
+    :param option: how the user named the file, for the error
+    :param kind: what the secret is, for the error
+    :param least: the least number of its characters
+    :raises ConfigError: the file cannot be read, or the secret is too short, so that it could be guessed
+    """
+    try:
+        secret = Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {option} {path}: {why_unreadable(error)}") from error
+    if len(secret) < least:
+        raise ConfigError(
+            f"the {kind} in {path} has {len(secret)} characters, expected at least {least}; create one with: "
+            f"(umask 077; openssl rand -hex 32 > {path})"
+        )
+    return secret
 
 
 def networks(text: str) -> tuple[Network, ...]:

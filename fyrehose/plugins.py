@@ -15,10 +15,11 @@ an error, which Twisted's ``getPlugins`` would hide.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from typing import cast
+from typing import Any, cast
 
 from zope.interface.verify import verifyObject
 
@@ -33,6 +34,19 @@ GROUP = "fyrehose.protocols"
 
 #: Plugins of Fyrehose outside the folder of protocols, such as the admin listener.
 OTHERS = {"admin": "fyrehose.admin.plugin"}
+
+#: The group of entry points by which other packages declare destinations of ``fyrehose forward``, and Fyrehose's own.
+DESTINATIONS = "fyrehose.destinations"
+OWN_DESTINATIONS = {
+    "elasticsearch": "fyrehose.forward.http",
+    "fyrehose": "fyrehose.protocols.http.destination",
+    "http": "fyrehose.forward.http",
+    "kafka": "fyrehose.forward.kafka",
+    "lumberjack": "fyrehose.protocols.lumberjack.destination",
+    "opensearch": "fyrehose.forward.http",
+    "relp": "fyrehose.protocols.syslog.destination",
+    "syslog": "fyrehose.protocols.syslog.destination",
+}
 
 
 def names() -> list[str]:
@@ -49,19 +63,45 @@ def load(name: str) -> IProtocolPlugin:
     if entry is None:
         known = names()
         raise ConfigError(f"unknown protocol {name!r}; expected one of {', '.join(known)}{suggestion(name, known)}")
-    try:
-        plugin = entry.load()
+
+    def check(plugin: Any) -> None:
         verifyObject(IProtocolPlugin, plugin)
         if plugin.name != name:
             raise ValueError(f"its attribute 'name' is {plugin.name!r}; use the name of the entry point")
+
+    return cast("IProtocolPlugin", _loaded("protocol plugin", entry, check))
+
+
+def destination(name: str) -> Any:
+    """Import and return the :class:`fyrehose.forward.destination.Destination` of URLs with the scheme *name*.
+
+    :raises ConfigError: the destination does not exist, or cannot be imported
+    """
+    own = {each: EntryPoint(each, f"{module}:{each}", DESTINATIONS) for each, module in OWN_DESTINATIONS.items()}
+    entries = {entry.name: entry for entry in entry_points(group=DESTINATIONS)} | own
+    if name not in entries:
+        known = sorted(entries)
+        raise ConfigError(f"unknown destination {name!r}; expected one of {', '.join(known)}{suggestion(name, known)}")
+    return _loaded("destination", entries[name], lambda found: None)
+
+
+def _loaded(kind: str, entry: EntryPoint, check: Callable[[Any], None]) -> Any:
+    """Return the object of an entry point.
+
+    :param kind: what it is, for the error
+    :param check: raises an error if the object is none of that kind
+    :raises ConfigError: it cannot be imported, or is of another kind
+    """
+    try:
+        found = entry.load()
+        check(found)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         reason = " ".join(str(error).split())
         raise ConfigError(
-            f"protocol plugin {name!r} ({entry.value}) cannot be loaded: {reason} ({where.filename}, line "
-            f"{where.lineno})"
+            f"{kind} {entry.name!r} ({entry.value}) cannot be loaded: {reason} ({where.filename}, line {where.lineno})"
         ) from error
-    return cast("IProtocolPlugin", plugin)
+    return found
 
 
 def missing_extra(plugin: IProtocolPlugin) -> Extra | None:

@@ -1,0 +1,138 @@
+"""Test the file of ``fyrehose forward``: its tables, its secrets, and one line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fyrehose.errors import ConfigError
+from fyrehose.forward.config import read_config
+from fyrehose.forward.destination import Secret, SendPlace
+from fyrehose.forward.http import BulkTable, HttpTable
+from fyrehose.forward.kafka import KafkaTable
+
+TABLE = '[[forward]]\nname = "n"\nstreams = "logs.*"\n'
+
+
+def read(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "forward.toml"
+    path.write_text(text)
+    return read_config(path)
+
+
+def test_table_is_of_the_class_of_its_destination(tmp_path: Path) -> None:
+    urls = '["opensearch+https://one:9200/x", "opensearch+https://two"]'
+    text = f'{TABLE}to = {urls}\nindex = "logs-{{date}}"\nlinger = "2s"'
+    (table,) = read(tmp_path, text).forward
+    assert isinstance(table, BulkTable)
+    assert table.to == (
+        SendPlace("opensearch", True, "one", 9200, "/x"),
+        SendPlace("opensearch", True, "two", 443, ""),
+    )
+    assert (table.linger, table.letters, table.source) == (2.0, "n.dead", ("127.0.0.1:8117",))
+
+
+def test_secrets_are_read_from_files_and_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORWARD_TEST", "s3cret")
+    tmp_path.joinpath("token").write_text("Bearer abc\nmore\n")
+    (table,) = read(tmp_path, f'{TABLE}to = "http://h"\nauthorization = "file:token"').forward
+    assert isinstance(table, HttpTable)
+    assert table.authorization == Secret("file:token", "Bearer abc")
+    assert "abc" not in repr(table)
+    (kafka,) = read(
+        tmp_path, f'{TABLE}to = "kafka://h:9092"\noptions = {{"sasl.password" = "env:FORWARD_TEST"}}'
+    ).forward
+    assert isinstance(kafka, KafkaTable)
+    assert kafka.options["sasl.password"] == Secret("env:FORWARD_TEST", "s3cret")
+
+
+def test_paths_of_certificates_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    for path in (tmp_path / "ca.pem", folder / "own.pem"):
+        path.write_text("a certificate")
+    (table,) = read(tmp_path, f'{TABLE}to = "lumberjacks://h"\ntls = "ca.pem,{folder}/own.pem"').forward
+    assert table.tls.paths == (f"{tmp_path}/ca.pem", f"{folder}/own.pem")
+
+
+@pytest.mark.parametrize(
+    "key", ['tls = "{}"', 'from-tls = "{}"', 'authorization = "file:{}"', 'from-token = "file:{}"']
+)
+def test_table_differs_after_a_file_that_it_names_was_replaced(key: str, tmp_path: Path) -> None:
+    text = f'{TABLE}to = "https://h"\n{key.format("named")}'
+    tmp_path.joinpath("named").write_text("one")
+    before = read(tmp_path, text).forward
+    assert read(tmp_path, text).forward == before
+    tmp_path.joinpath("named").write_text("two")
+    assert read(tmp_path, text).forward != before
+
+
+LUMBERJACK = f'{TABLE}to = "lumberjack://h:5044"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "forward is missing; expected a table [[forward]] for each subscription"),
+        ("forward = 3", "line 1: forward is 3; expected a table [[forward]] for each subscription"),
+        (
+            TABLE,
+            "line 1, in [[forward]] table 1: to is missing; expected a URL, such as lumberjack://logs.example.com:5044",
+        ),
+        (
+            f"{LUMBERJACK}batch-byte = 3",
+            "line 5, in [[forward]] table 1: unknown key 'batch-byte'; did you mean batch-bytes?",
+        ),
+        (f'{LUMBERJACK}index = "x"', "line 5, in [[forward]] table 1: unknown key 'index'"),
+        (
+            f'{TABLE}to = "lumberjak://h:1"',
+            "line 4, in [[forward]] table 1: unknown destination 'lumberjak'; expected one of",
+        ),
+        (
+            f'{TABLE}to = "kafka://h"',
+            "line 4, in [[forward]] table 1: to is 'kafka://h'; expected URLs of one scheme with a",
+        ),
+        (f'{TABLE}to = ["http://h", "https://h"]', "expected one URL or several, all of one scheme"),
+        (f'{TABLE}to = "http://u:p@h"', "secrets have keys of their own"),
+        (
+            f'{TABLE}to = "http://h"\nauthorization = "Bearer x"',
+            "expected file:PATH or env:NAME, because secrets do not",
+        ),
+        (
+            f'{TABLE}to = "http://h"\nauthorization = "file:no"',
+            "authorization cannot be read; expected a file that can be",
+        ),
+        (
+            f'{LUMBERJACK}from-tls = "no.pem"',
+            "line 5, in [[forward]] table 1: from-tls cannot be read; expected files that can be read: ",
+        ),
+        (f'{TABLE}to = "http://h"\nauthorization = "env:NO_SUCH"', "that is set, not 'NO_SUCH'"),
+        (
+            f'{TABLE}to = "http://h"\nheaders = {{a = 1}}',
+            "headers is a table; expected a table of headers, each with a text",
+        ),
+        (f'{TABLE}to = "http://h"\nheaders = {{a = "b\\n"}}', "expected a table of headers, each with a text"),
+        (f'{TABLE}to = "http://h"\nheaders = "a"', "expected a table of headers, each with a text"),
+        (f'{TABLE}to = "http://h"\nline = "{{documnt}}"', "not {documnt}; did you mean document?"),
+        (f'{LUMBERJACK}dead = "logs.dead"', "streams 'logs.*' include the dead letters in 'logs.dead'"),
+        (f'{TABLE}to = "fyrehose://127.0.0.1:8117"', "streams 'logs.*' include 'logs.*', which this writes"),
+        (f'{LUMBERJACK}linger = "soon"', "line 5, in [[forward]] table 1: linger is 'soon'; expected"),
+        (f"{LUMBERJACK}batch-count = 0", "batch-count is 0; expected a number of at least 1"),
+        (
+            f'{LUMBERJACK}since = "yesterday"',
+            "line 5, in [[forward]] table 1: since is 'yesterday'; expected latest, start",
+        ),
+        (f'{LUMBERJACK}from = "h:x"', "line 5, in [[forward]] table 1: from is 'h:x'; expected HOST:PORT"),
+        (f"{LUMBERJACK}compression = 10", "expected a level of zlib from 0 (no compression) to 9"),
+        (LUMBERJACK * 2, "expected another name in each table, because it is that of the subscription"),
+        (LUMBERJACK.replace('"n"', '".n"'), "expected a name of 1 to 255 bytes that does not begin with a dot"),
+    ],
+)
+def test_mistake_is_one_line_that_says_where_and_what_is_expected(text: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, text)
+    assert expected in str(error.value)
+    assert str(error.value).startswith(f"invalid {tmp_path / 'forward.toml'}")
+    assert "\n" not in str(error.value)

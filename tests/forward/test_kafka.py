@@ -1,0 +1,106 @@
+"""Test forwarding to Kafka, with the mock brokers of librdkafka."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytest_twisted
+from confluent_kafka import Consumer, KafkaError
+from twisted.internet import reactor
+
+from fyrehose.errors import ConfigError, MissingExtra
+from fyrehose.forward.destination import DONE, Around, place, template
+from fyrehose.forward.kafka import CONFLUENT, KafkaSender, KafkaTable, kafka
+from fyrehose.imports import Extra
+from fyrehose.records import Run
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def table(**keys: Any) -> KafkaTable:
+    options = {"test.mock.num.brokers": "3", **keys.pop("options", {})}
+    return KafkaTable(name="n", streams="s", to=(place("kafka://127.0.0.1:1"),), options=options, timeout=5.0, **keys)
+
+
+def run_of(*payloads: bytes, stream: str = "logs.web") -> Run:
+    return Run.of(stream, payloads, source="figg", first_seq=7, time=1_795_953_600_000_000)
+
+
+@pytest_twisted.ensureDeferred
+async def test_records_arrive_with_key_and_number() -> None:
+    sender = kafka.sender(table(topic=template("stream")("in-{stream}")), Around(reactor, [], lambda: "e1"))
+    assert await sender.send([run_of(b"one", b"two"), run_of(b"three", stream="logs.db")]) == DONE
+    # The mock brokers live in the producer; it knows their addresses.
+    brokers = ",".join(str(broker).partition("/")[0] for broker in sender.producer.list_topics().brokers.values())
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "g", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["in-logs.web", "in-logs.db"])
+    found: list[Any] = []
+    for _ in range(120):
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            found.append((message.topic(), message.key(), message.value(), dict(message.headers())))
+        if len(found) == 3:
+            break
+    consumer.close()
+    assert sorted(found, key=lambda each: (each[0], each[3]["seq"])) == [
+        ("in-logs.db", b"logs.db", b"three", {"stream": b"logs.db", "seq": b"7", "epoch": b"e1"}),
+        ("in-logs.web", b"logs.web", b"one", {"stream": b"logs.web", "seq": b"7", "epoch": b"e1"}),
+        ("in-logs.web", b"logs.web", b"two", {"stream": b"logs.web", "seq": b"8", "epoch": b"e1"}),
+    ]
+    sender.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_message_that_is_too_large_is_refused() -> None:
+    made = table(options={"message.max.bytes": "2000"})
+    sender = kafka.sender(made, Around(reactor, [], lambda: ""))
+    outcome = await sender.send([run_of(b"small", bytes(5_000), b"small")])
+    assert [run.first_seq for run, _ in outcome.refused] == [8]
+    assert not outcome.again
+    sender.close()
+
+
+@pytest_twisted.ensureDeferred
+async def test_records_are_sent_again_while_no_broker_answers() -> None:
+    made = KafkaTable(name="n", streams="s", to=(place("kafka://127.0.0.1:1"),), timeout=1.0)
+    sender = kafka.sender(made, Around(reactor, [], lambda: ""))
+    outcome = await sender.send([run_of(b"one", b"two")])
+    assert [run.first_seq for run in outcome.again] == [7, 8]
+    assert outcome.reason
+    assert sender.problem == outcome.reason
+    sender.close()
+
+
+def test_invalid_option_of_librdkafka_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="options: No such configuration property"):
+        kafka.sender(table(options={"no.such": "1"}), Around(reactor, [], lambda: ""))
+
+
+class Broken:
+    """A producer that has failed for good, or not."""
+
+    def __init__(self, fatal: bool) -> None:
+        self.fatal = fatal
+
+    def produce(self, topic: str, value: bytes, on_delivery: Any, **values: Any) -> None:
+        error = KafkaError(KafkaError._FATAL, "out of order", fatal=True) if self.fatal else None
+        on_delivery(error, None)
+
+    def flush(self, seconds: float) -> int:
+        return 0
+
+
+@pytest_twisted.ensureDeferred
+async def test_producer_that_failed_for_good_is_replaced() -> None:
+    producers = [Broken(fatal=True), Broken(fatal=False)]
+    sender = KafkaSender(table(), Around(reactor, [], lambda: ""), lambda: producers.pop(0))
+    outcome = await sender.send([run_of(b"one")])
+    assert "out of order" in outcome.reason
+    assert await sender.send(outcome.again) == DONE
+
+
+def test_missing_package_is_named() -> None:
+    assert CONFLUENT.installed
+    with pytest.raises(MissingExtra, match="pip install 'fyrehose\\[forward\\]'"):
+        Extra(CONFLUENT.name, CONFLUENT.package, "no_such_module").require("forwarding to Kafka")
