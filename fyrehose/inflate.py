@@ -23,6 +23,7 @@ import attrs
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.imports import ZSTD
+from fyrehose.records import Buffer
 
 engine: Any = zlib
 with suppress(ImportError):  # ISA-L inflates two and a half times as fast as zlib
@@ -37,6 +38,8 @@ SLICE = 256 << 10
 PIECE = 256 << 10
 #: Size of the inflated data at which the frames in it are parsed, in bytes: the content of a usual window.
 WHOLE = 1 << 20
+#: The best level of ISA-L.
+FAST = 3
 #: Memory of a decompressor (its window and tables), in bytes.
 ENGINE = 96 << 10
 #: The end of a zlib stream that was flushed and not ended: an empty block that is not compressed.
@@ -50,6 +53,14 @@ _ERRORS: tuple[type[Exception], ...] = (zlib.error, engine.error, ValueError)
 _WINDOW_LOG = 23
 #: The value of ``unconsumed_tail`` of a decompressor that keeps its input itself.
 _KEPT = b"\0"
+
+
+def deflated(data: Buffer, level: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Return *data*, compressed as zlib does: up to level 3 ISA-L, if it is installed, takes a third of the time.
+
+    :param wbits: as for :func:`zlib.compress`; with 16 more the result is gzip
+    """
+    return bytes((engine if level <= FAST else zlib).compress(data, level, wbits))
 
 
 class ZstdInflater:

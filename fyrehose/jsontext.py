@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from json.encoder import encode_basestring
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 #: Characters at which some programs end a line, and their escapes.
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
@@ -29,16 +30,18 @@ def dumped(value: object) -> bytes:
 
     :raises UnicodeEncodeError: a text in *value* has lone surrogates
     """
-    return _without_line_ends(json.dumps(value, ensure_ascii=False)).encode()
+    text = json.dumps(value, ensure_ascii=False)
+    return (text if text.isascii() else _without_line_ends(text)).encode()
 
 
 def loaded(data: bytes) -> Any:
-    """Return the value of the JSON text *data* of a peer; each text in it can be encoded as UTF-8.
+    """Return the value of the JSON text *data* of a peer; each text and number in it can be written as JSON again.
 
-    :raises ValueError: *data* is no JSON text in UTF-8 (RFC 8259), or has lone surrogates; the message is for the peer
+    :raises ValueError: *data* is no JSON text in UTF-8 (RFC 8259), or has lone surrogates or a number that no double
+        comes near to; the message is for the peer
     """
     try:
-        found = json.loads(data.decode(), parse_constant=_refuse)
+        found = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite)
         if b"\\u" in data:  # only an escape can be half of a surrogate pair
             json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -59,8 +62,13 @@ def json_object(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _refuse(constant: str) -> None:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if isfinite(number) else _refuse(text)
 
 
 def _without_line_ends(text: str) -> str:

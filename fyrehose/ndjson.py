@@ -9,9 +9,9 @@ character at which some program ends a line.
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from codecs import getincrementaldecoder
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -49,6 +49,23 @@ def fields(record: Record) -> dict[str, Any]:
         "event_time": record.event_time,
     }
     return {name: value for name, value in candidates.items() if value is not None}
+
+
+def record_of(fields: Mapping[str, Any]) -> Record:
+    """Return the record of a JSON object as :func:`as_object` makes it; further fields are ignored.
+
+    :raises KeyError: a field that every record has is missing
+    """
+    constants = {name: fields.get(name) for name in ("producer", "topic", "content_type", "producer_seq", "event_time")}
+    return Record(
+        stream=fields["stream"],
+        seq=fields["seq"],
+        time=fields.get("time", 0),
+        source=fields.get("source", ""),
+        event_id=UUID(fields["event_id"]).bytes if "event_id" in fields else None,
+        payload=fields["payload"].encode() if "payload" in fields else b64decode(fields["payload_base64"]),
+        **constants,
+    )
 
 
 def as_object(record: Record, values: bool = False) -> bytes:
@@ -109,13 +126,18 @@ def joined(run: Run, between: bytes, begin: str = "") -> bytes:
 
 def _around(run: Run) -> tuple[str, str] | None:
     """Return the JSON members before and behind the number of each record; None if the records differ in them."""
-    if not run.first_seq or any(each is not None for each in (run.producer_seq, run.event_ids, run.event_times)):
+    if not run.first_seq or not run.producer_seq is run.event_ids is run.event_times is None:
         return None
-    labels = {"producer": run.producer, "topic": run.topic, "content_type": run.content_type}
-    constants = {"time": run.time or None, "source": run.source or None, **labels}
-    known = {name: value for name, value in constants.items() if value is not None}
-    common = dumped(known).decode()[1:-1]
-    return f'"stream": {quoted(run.stream)}, "seq": ', f", {common}, " if known else ", "
+    known: dict[str, object] = {"stream": run.stream, "seq": 0}
+    if run.time:
+        known["time"] = run.time
+    if run.source:
+        known["source"] = run.source
+    for name, label in (("producer", run.producer), ("topic", run.topic), ("content_type", run.content_type)):
+        if label is not None:
+            known[name] = label
+    head, number, middle = dumped(known).decode()[1:-1].partition('"seq": 0')  # quotes within a text are escaped
+    return f"{head}{number[:-1]}", f"{middle}, "
 
 
 def head_of(run: Run, text: bool) -> bytes:

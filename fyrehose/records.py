@@ -282,3 +282,22 @@ class Delivery:
 
     def __len__(self) -> int:
         return self.count
+
+
+def halves(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Split *runs*, which have at least two messages, into their first and their second half, in order."""
+    return split(runs, sum(map(len, runs)) // 2)
+
+
+def split(runs: Sequence[Run], first: int) -> tuple[list[Run], list[Run]]:
+    """Split *runs* into their first messages, *first* in number, and the others, in order."""
+    found: list[Run] = []
+    rest: list[Run] = []
+    for run in runs:
+        count = min(first, len(run))
+        first -= count
+        if count:
+            found.append(run.slice(0, count))
+        if count < len(run):
+            rest.append(run.slice(count, len(run)))
+    return found, rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import zlib
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fyrehose import inflate as module
 from fyrehose.errors import RemoteProtocolError
-from fyrehose.inflate import ENGINE, PIECE, SLICE, WHOLE, Inflation
+from fyrehose.inflate import ENGINE, PIECE, SLICE, WHOLE, Inflation, deflated
 
 
 @pytest.fixture(params=["zlib", "isal"])
@@ -173,3 +174,12 @@ def test_random_bytes_are_inflated_or_refused(data: bytes) -> None:
     else:
         with pytest.raises(RemoteProtocolError, match="bad-compression"):
             whole(data)
+
+
+@either
+@pytest.mark.parametrize("level", range(10))
+def test_deflated_data_is_zlib_or_gzip_at_every_level(level: int) -> None:
+    data = b"a line of a log\n" * 1_000
+    assert zlib.decompress(deflated(data, level)) == data
+    assert gzip.decompress(deflated(data, level, 31)) == data
+    assert len(deflated(data, level)) < len(data) or not level

@@ -38,6 +38,7 @@ def test_what_is_written_is_accepted(value: object) -> None:
         b"[Infinity]",
         b"[" * 100_000,
         '"\ud800"'.encode("utf-8", "surrogatepass"),
+        *(b"1e999", b'{"a": [-1e400]}'),
     ],
 )
 def test_what_is_no_json_is_refused(data: bytes) -> None:

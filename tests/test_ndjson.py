@@ -23,6 +23,7 @@ from fyrehose.ndjson import (
     lines,
     objects,
     piece_of,
+    record_of,
 )
 from fyrehose.records import Run
 
@@ -168,3 +169,10 @@ def test_bytes_and_very_large_messages_are_no_values() -> None:
     first, second = map(json.loads, ndjson.lines([run], values=True).splitlines())
     assert first["payload_base64"] == "/w=="
     assert isinstance(second["payload"], str)
+
+
+@pytest.mark.parametrize("run", [RUN, RUN.slice(3, 4)])
+def test_record_is_read_from_its_object(run: Run) -> None:
+    full = Run.of("s", [b"x"], source="eventbus", topic="t", event_ids=bytes(16), event_times=bytes(8)).numbered(1, 9)
+    for each in (run, full):
+        assert [record_of(json.loads(found)) for found in objects(each)] == list(each.records())

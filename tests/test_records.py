@@ -9,7 +9,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.records import Delivery, Record, Run
+from fyrehose.records import Delivery, Record, Run, halves
 
 U64 = st.integers(0, (1 << 64) - 1)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -116,3 +116,9 @@ def test_a_delivery_is_encoded_once_for_each_protocol() -> None:
     assert delivery.encoded(lines) == 2
     assert calls == ["figg", "lines"]
     assert (delivery.first_seq, delivery.last_seq, len(delivery), delivery.size) == (3, 5, 3, 15)
+
+
+def test_splitting_a_publish_in_halves_keeps_the_order_of_messages() -> None:
+    runs = [Run.of("a", [b"1"], source="x"), Run.of("b", [b"2", b"3", b"4", b"5"], source="x")]
+    found = [[bytes(payload) for run in half for payload in run.payloads()] for half in halves(runs)]
+    assert found == [[b"1", b"2"], [b"3", b"4", b"5"]]

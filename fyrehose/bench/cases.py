@@ -155,7 +155,7 @@ def _backbone() -> Iterable[Case]:
 
 def _eventbus() -> Iterable[Case]:
     case = _cases("eventbus", window=2_048, subscribers=1, against=("zmq-loop",))
-    yield case("live/1", M // 16, target=25.0)
+    yield case("live/1", M // 16, target=2.0)
     yield case("live/4", M // 16, subscribers=4)
     yield case("live/16", M // 32, subscribers=16)
     yield case("catch-up", M // 16, late=True, against=())

@@ -100,16 +100,21 @@ class ServerAnswer:
     @property
     def retry_after(self) -> float:
         """Return after how many seconds the answer asks to retry, up to LONGEST_RETRY_AFTER; 0: it does not say."""
-        value = self.headers.get(b"retry-after", b"").decode("latin-1")
-        try:
-            if value.isdecimal():
-                seconds = float(value[:9])
-            else:  # a date, which is compared with the clock of the program that sent it
-                date = parsedate_to_datetime(self.headers.get(b"date", b"").decode("latin-1"))
-                seconds = (parsedate_to_datetime(value) - date).total_seconds()
-        except (ValueError, TypeError):
-            return 0.0
-        return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+        return retry_after(self.headers, LONGEST_RETRY_AFTER)
+
+
+def retry_after(headers: Mapping[bytes, bytes], most: float) -> float:
+    """Return after how many seconds an answer with these *headers* asks to retry, up to *most*; 0: it does not say."""
+    value = headers.get(b"retry-after", b"").decode("latin-1")
+    try:
+        if value.isdecimal():
+            seconds = float(value[:9])
+        else:  # a date, which is compared with the clock of the program that sent it
+            date = parsedate_to_datetime(headers.get(b"date", b"").decode("latin-1"))
+            seconds = (parsedate_to_datetime(value) - date).total_seconds()
+    except (ValueError, TypeError):
+        return 0.0
+    return min(max(seconds, 0.0), most)
 
 
 class ClientSession:

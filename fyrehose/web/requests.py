@@ -1,6 +1,6 @@
 """Read the requests on one HTTP/1.1 connection (RFC 9112), sans-I/O.
 
-    add(bytes) -> next(): Head, then the pieces of the body, then b"" -> begin() -> the next Head
+    add(bytes) -> next(): Head, then the pieces of the body -> begin() -> the next Head
 
 If bytes can be read in two ways, a proxy in front of the server may see other requests in them than this server.  So
 all ambiguous requests are refused: those with a line that ends without CR, a line that continues the previous line, a
@@ -40,7 +40,6 @@ class RequestPart(Enum):
     CHUNK = "the bytes of a chunk"
     CHUNK_END = "the line end behind a chunk"
     TRAILER = "the lines behind the last chunk"
-    END = "the end of the body, which next() has not returned yet"
     DONE = "nothing: the request is complete"
 
 
@@ -84,7 +83,7 @@ class RequestReader:
     """A reader that turns the bytes of a peer into heads and bodies, one request at a time.
 
     :ivar part: the part of the request that comes next
-    :ivar in_body: whether the head of the request was returned, but the end of its body was not
+    :ivar in_body: whether the head of the request was returned, and its body is incomplete
     """
 
     part: RequestPart = RequestPart.HEAD
@@ -114,30 +113,26 @@ class RequestReader:
         return len(self._data) - self._at
 
     def next(self) -> Head | bytes | None:
-        """Return the next head or piece of a body, or b"" at the end of a body.
+        """Return the next head or piece of a body; a body in chunks ends with an empty piece.
 
         :return: None if further bytes are needed, or the request is complete
         :raises MalformedRequest: the peer breaks the protocol; this reader must not be used any more
         """
         if self.part is RequestPart.HEAD:
             return self._next_head()
-        if self.part in _LINES:
-            self._read_lines()
+        if self.part in _LINES and self._read_lines():
+            return b""
         if self.part is RequestPart.BODY or self.part is RequestPart.CHUNK:
             piece = self._data[self._at : self._at + self._left]
             self._at += len(piece)
             self._left -= len(piece)
             if not self._left:
-                self.part = RequestPart.END if self.part is RequestPart.BODY else RequestPart.CHUNK_END
+                self.in_body = self.part is RequestPart.CHUNK
+                self.part = RequestPart.CHUNK_END if self.in_body else RequestPart.DONE
             # Free the bytes that were read, but do not copy the rest for each piece.
             if 2 * self._at >= len(self._data):
                 self._data, self._at = self._data[self._at :], 0
             return piece or None
-        if self.part is RequestPart.END:
-            self.part, self.in_body = RequestPart.DONE, False
-            if self._at == len(self._data):
-                self._data, self._at = b"", 0
-            return b""
         return None
 
     def check_end(self) -> None:
@@ -168,21 +163,25 @@ class RequestReader:
                 raise _no_request()
             return None
         head = _parsed(data[begin : end + 2].decode("latin-1"))
-        self._at, self._checked, self._left, self.in_body = limit, 0, head.length or 0, True
+        self._data, self._at = (data, limit) if limit < len(data) else (b"", 0)
+        self._checked, self._left, self.in_body = 0, head.length or 0, head.length != 0
         if head.length is None:
             self.part = RequestPart.SIZE
         else:
-            self.part = RequestPart.BODY if head.length else RequestPart.END
+            self.part = RequestPart.BODY if head.length else RequestPart.DONE
         return head
 
-    def _read_lines(self) -> None:
-        """Read the lines between chunks and behind the last one, until the next part or an incomplete line."""
+    def _read_lines(self) -> bool:
+        """Read the lines between chunks and behind the last one, until the next part or an incomplete line.
+
+        :return: whether the body is complete
+        """
         while self.part in _LINES:
             end = self._data.find(b"\r\n", self._at, self._at + MAX_HEAD)
             if end < 0:
                 if self.unread >= MAX_HEAD:
                     raise MalformedRequest(f"a line between chunks exceeds the limit of {MAX_HEAD} bytes")
-                return
+                break
             line, self._at = self._data[self._at : end], end + 2
             if self.part is RequestPart.CHUNK_END:
                 if line:
@@ -196,11 +195,12 @@ class RequestReader:
                 self.part = RequestPart.CHUNK if self._left else RequestPart.TRAILER
                 self._left = self._left or MAX_HEAD
             elif not line:  # the fields of a trailer have no meaning here
-                self.part = RequestPart.END
+                self.part, self.in_body = RequestPart.DONE, False
             else:
                 self._left -= len(line) + 2
                 if self._left < 0 or _FIELD.fullmatch(line.decode("latin-1") + "\r\n") is None:
                     raise MalformedRequest("the lines behind the last chunk are not headers, or too many")
+        return not self.in_body
 
 
 def _no_request() -> MalformedRequest:

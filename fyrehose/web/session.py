@@ -50,6 +50,8 @@ _ALWAYS = "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 #: Characters that a header's value must not have, because they could end the header and forge another answer.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 JSON, EVENTS = "application/json", "text/event-stream"
+#: Events whose records are in columns; see fyrehose/protocols/http/runs.py.
+RUNS = "application/vnd.fyrehose.runs"
 #: The target of a request that is about the whole server: OPTIONS * (RFC 9110, 9.3.7).
 EVERYTHING = "*"
 #: The statuses of refusals after which the same request may succeed later.
@@ -194,7 +196,7 @@ class WebSession(ByteSession):
     :ivar exchange: the present request and its answer
     :ivar more: whether :meth:`next_events` may return events
     :ivar answering: whether a request waits for its answer or for the rest of it
-    :ivar between_requests: whether an answer is complete and another request may follow
+    :ivar unanswered: whether a request waits for its answer, of which nothing was sent
     :ivar over: whether the connection allows neither requests nor answers any more
     :ivar read_ahead_full: whether more than :data:`MAX_AHEAD` bytes wait behind the current request
     :ivar expected: the size of the head or the part of a body that is being received, in bytes; 0 between requests
@@ -206,7 +208,7 @@ class WebSession(ByteSession):
     exchange: Exchange = attrs.field(factory=Exchange, init=False)
     more: bool = attrs.field(default=False, init=False)
     answering: bool = attrs.field(default=False, init=False)
-    between_requests: bool = attrs.field(default=False, init=False)
+    unanswered: bool = attrs.field(default=False, init=False)
     over: bool = attrs.field(default=False, init=False)
     read_ahead_full: bool = attrs.field(default=False, init=False)
     expected: int = attrs.field(default=0, init=False)
@@ -216,6 +218,8 @@ class WebSession(ByteSession):
     _broken: bool = attrs.field(default=False, init=False)
     #: Whether further input belongs to the request after the one that is being answered.
     _behind: bool = attrs.field(default=False, init=False)
+    #: Whether bytes, or the end of input, wait behind the last answer for the next turn.
+    _waits: bool = attrs.field(default=False, init=False)
     #: Whether the last call stopped at MOST_EVENTS, so that the reader may have more parts of requests.
     _stopped: bool = attrs.field(default=False, init=False)
 
@@ -255,11 +259,8 @@ class WebSession(ByteSession):
         """Return further events of bytes that were received already; to be called while :attr:`more` is true."""
         if not self.more:
             return []
-        if self.between_requests:
-            self.exchange, self.read_ahead_full = Exchange(), False
-            if not self._reader.begin() and not self._eof:
-                self._note_state()
-                return []
+        if self._waits:
+            self._waits = self.read_ahead_full = False
         events = self._pull()
         self._note_state()
         return events + self._end_of_input() if self._eof else events
@@ -362,14 +363,16 @@ class WebSession(ByteSession):
         """Update the attributes that follow from the request and its answer; called after each step of either."""
         exchange, reader = self.exchange, self._reader
         answer, part = exchange.answer, reader.part
-        self.answering = answer is AnswerPart.HEAD or answer is AnswerPart.BODY
+        self.unanswered = answer is AnswerPart.HEAD
+        self.answering = self.unanswered or answer is AnswerPart.BODY
         done = answer is AnswerPart.DONE
         self.over = self._broken or (done and exchange.last)
-        self.between_requests = done and not self.over and part is RequestPart.DONE
-        self.more = self.between_requests or (self._stopped and not self.over)
-        self._behind = (self.answering or self.between_requests) and not reader.in_body
+        if done and not self.over and part is RequestPart.DONE:
+            self.exchange, self._waits = Exchange(), reader.begin() or self._eof
+        self.more = not self.over and (self._waits or self._stopped)
+        self._behind = self._waits or (self.answering and not reader.in_body)
         self.expected = 0
-        if not self._broken and part is not RequestPart.DONE:
+        if not (self._broken or self._waits or part is RequestPart.DONE):
             self.expected = exchange.body.expected if reader.in_body else reader.unread
 
     def _begin(self, status: int, content_type: str, headers: Headers | None, length: int | None = None) -> None:
@@ -379,8 +382,8 @@ class WebSession(ByteSession):
         :param length: length of the body, in bytes; None: it is not known yet
         """
         exchange = self.exchange
-        if exchange.answer is AnswerPart.BODY or exchange.answer is AnswerPart.DONE:
-            raise LocalProtocolError("a second answer to the same request")
+        if exchange.answer is not AnswerPart.HEAD:
+            raise LocalProtocolError("an answer without a request, or a second one to the same request")
         coding = exchange.chunked if length is None and content_type else False
         second = 0 if self.now is None else int(self.now())
         head = _head_of(status, content_type, length, coding, exchange.last, second)
@@ -402,35 +405,32 @@ class WebSession(ByteSession):
         if self._broken:
             return events
         for _ in range(MOST_EVENTS):
-            if exchange.body.more:
-                events += exchange.body.add(b"")
-                if exchange.body.more:
-                    break
-                if not exchange.body_incomplete:
-                    return events
-                continue
-            try:
-                found = self._reader.next()
-            except MalformedRequest as error:
-                return events + self._break(error)
+            found: Head | bytes | None = b""
+            if not exchange.body.more:
+                try:
+                    found = self._reader.next()
+                except MalformedRequest as error:
+                    return events + self._break(error)
             if found is None:
                 return events
+            ended = not self._reader.in_body and (exchange.body_incomplete or isinstance(found, Head))
             if isinstance(found, Head):
                 events += self._receive_head(found)
                 if found.waits and exchange.answer is AnswerPart.HEAD:
                     self.out.append(b"HTTP/1.1 100 Continue\r\n\r\n")
-            elif found:
+            elif found or exchange.body.more:
                 events += exchange.body.add(found)
-                if exchange.body.more:
-                    break
-            else:
-                exchange.body_incomplete = False
+            if self.over or (exchange.refused is not None and exchange.rest_dropped):
+                return events
+            if exchange.body.more:
+                break
+            if ended:
                 # Bytes behind the request are parsed when its answer is complete, even if it is the last request.
+                exchange.body_incomplete = False
                 events += exchange.body.end()
                 if exchange.body.more:
                     break
-                return events
-            if self.over or (exchange.refused is not None and exchange.rest_dropped):
+            if not self._reader.in_body:
                 return events
         self._stopped = True
         return events
@@ -452,7 +452,7 @@ class WebSession(ByteSession):
         """Return the events of a request; refuse it if its host or its page is foreign, and answer preflights."""
         exchange = self.exchange
         exchange.head, exchange.answer, exchange.last, exchange.body_incomplete = head, AnswerPart.HEAD, head.last, True
-        exchange.without_body, self.answering = head.method == "HEAD", True
+        exchange.without_body, self.answering, self.unanswered = head.method == "HEAD", True, True
         try:
             request = _parse(head)
         except ValueError as error:
@@ -477,7 +477,7 @@ class WebSession(ByteSession):
     def _break(self, error: MalformedRequest) -> list[object]:
         exchange = self.exchange
         if exchange.answer in (AnswerPart.NONE, AnswerPart.HEAD) and not exchange.body.partly_processed:
-            exchange.last = True
+            exchange.answer, exchange.last = AnswerPart.HEAD, True
             self.respond(error.status, dumped({"error": error.detail}) + b"\n")
         self._broken = True
         self._note_state()
@@ -498,7 +498,7 @@ def _head_of(status: int, content_type: str, length: int | None, chunked: bool, 
     coding = "Transfer-Encoding: chunked\r\n" if chunked else ""
     close = "Connection: close\r\n" if last else ""
     # nginx would otherwise collect the events until its buffer is full.
-    prompt = "X-Accel-Buffering: no\r\n" if content_type == EVENTS else ""
+    prompt = "X-Accel-Buffering: no\r\n" if content_type in (EVENTS, RUNS) else ""
     date = f"Date: {formatdate(second, usegmt=True)}\r\n" if second else ""
     line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
     return f"{line}{date}{kind}{_ALWAYS}{size}{coding}{close}{prompt}".encode()

@@ -9,10 +9,13 @@ reset while it sends may not see the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import ISSLTransport
+from twisted.python.failure import Failure
 
 from fyrehose.broker.signed import is_signed
 from fyrehose.errors import Forbidden, RemoteProtocolError, TokenEnded, TooManySubscriptions
@@ -42,6 +45,7 @@ class WebSettings(TLSSettings):
     idle_timeout: float = option(75.0, duration, "time without a request after which a connection is closed")
 
 
+T = TypeVar("T")
 #: How often a connection asks its session for further events in one iteration of the reactor, at most.
 BATCHES = 4
 
@@ -101,17 +105,17 @@ class WebProtocol(SessionProtocol):
     def proceed(self) -> None:
         """Write pending output; if the answer is complete, process the next request."""
         if not self._receiving and self.writable:
-            self.received(self.session.next_events() if self.phase is Phase.OPEN else ())
+            self.received(self.session.next_events() if self.session.more and self.phase is Phase.OPEN else ())
 
     def drop(self, error: RemoteProtocolError) -> None:
-        if self.session.answering and not self.session.streaming:
+        if self.session.unanswered:
             status = 408 if error.cause == "frame-timeout" else 400
             self.refuse_request(RequestRefused(status=status, cause=error.cause, detail=str(error)))
         super().drop(error)
 
     def forbid(self, error: Forbidden) -> None:
         """Answer a forbidden request with 401 or 403, or 429 for too many subscriptions; the connection stays open."""
-        if self.session.answering and not self.session.streaming:
+        if self.session.unanswered:
             status = self.forbidden_status(error)
             self.count_refusal(*self.session.refuse(status, type(error).__name__, str(error)))
         else:
@@ -131,8 +135,7 @@ class WebProtocol(SessionProtocol):
         return 403 if self.identity.token else 401
 
     def is_idle(self) -> bool:
-        waiting = self.session.answering and not self.session.streaming
-        return super().is_idle() and not waiting
+        return super().is_idle() and not self.session.unanswered
 
     @property
     def waiting(self) -> bool:
@@ -154,6 +157,21 @@ class WebProtocol(SessionProtocol):
         self.linger()
 
     # For handlers.
+
+    def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
+        """Answer the request with the result of *called*, the Deferred of a call of the broker or of work in steps."""
+        self.unsettled += 1
+        called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
+        called.addCallback(self._called)
+
+    def _called(self, _: object) -> None:
+        self.unsettled -= 1
+        if self.phase is not Phase.OPEN:
+            self.settled()
+
+    def refuse_call(self, failure: Failure) -> Failure | None:
+        """Answer the present request with the error of the broker; return other errors; a hook for subclasses."""
+        return failure
 
     def count_refusal(self, event: RequestRefused) -> None:
         """Count and log a refusal that was sent as an answer."""

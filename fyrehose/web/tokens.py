@@ -6,10 +6,8 @@ import hashlib
 import hmac
 from base64 import b64decode
 from binascii import Error as Base64Error
-from pathlib import Path
 
-from fyrehose.errors import ConfigError
-from fyrehose.options import why_unreadable
+from fyrehose.options import secret_in
 
 #: Minimum length of a token, in characters, because shorter tokens are too easy to guess.
 SHORTEST_TOKEN = 16
@@ -21,18 +19,7 @@ def read_token(path: str, option: str) -> str | None:
     :param option: how the user named the file, for the error
     :raises ConfigError: the file cannot be read, or its token is too short to be a secret
     """
-    if not path:
-        return None
-    try:
-        token = Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {option} {path}: {why_unreadable(error)}") from error
-    if len(token) < SHORTEST_TOKEN:
-        raise ConfigError(
-            f"the token in {path} has {len(token)} characters, expected at least {SHORTEST_TOKEN}; "
-            f"create one with: openssl rand -hex 32 > {path}"
-        )
-    return token
+    return secret_in(path, option, least=SHORTEST_TOKEN) if path else None
 
 
 def token_in(authorization: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -53,6 +54,19 @@ def test_published_messages_are_read_before_and_after_a_kill(start: Any) -> None
     back = lines(curl(f"{url}?limit=100000"))
     assert [each["seq"] for each in back] == list(range(1, 20_002))
     assert "".join(each["payload"] + "\n" for each in back[1:]).encode() == many
+
+
+def test_compressed_web_hook_that_is_sent_again_is_stored_once(start: Any) -> None:
+    server = start(*HTTP, "--option", "http.key-header=X-GitHub-Delivery")
+    url = f"http://127.0.0.1:{server.port('http')}/streams/hooks"
+    event = b'{"action": "opened", "number": 7}'
+    words = ("-H", "Content-Type: application/json", "-H", "Content-Encoding: gzip", "--data-binary", "@-", url)
+    for delivery in ("72d3162e", "72d3162e", "a1b2c3d4"):
+        said = curl("-H", f"X-GitHub-Delivery: {delivery}", *words, data=gzip.compress(event))
+        assert lines(said)[0]["count"] == 1
+    found = lines(curl(f"{url}?payload=json"))
+    assert [each["payload"] for each in found] == [json.loads(event)] * 2
+    server.stop(signal.SIGKILL)
 
 
 def test_a_binary_file_is_posted_with_its_length_and_in_chunks(start: Any, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_a_request_is_parsed_and_answered() -> None:
     assert headers["content-type"] == "application/json"
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-store"
-    assert session.between_requests
+    assert not session.answering
+    assert not session.more
 
 
 @pytest.mark.parametrize("data", [POST, POST * 2, GET.replace(b"GET", b"HEAD"), b"\r\n" + POST + b"\r\n\r\n" + POST])
@@ -87,10 +88,8 @@ def test_events_do_not_depend_on_chunking(data: bytes) -> None:
         session, events = Echo(), []
         for chunk in chunks:
             events += session.receive_data(chunk)
-            while session.between_requests:
+            while session.more:
                 events += session.next_events()
-                if not session.answering:
-                    break
         return events, sent(session)
 
     whole = run([data])
@@ -115,7 +114,7 @@ def test_malformed_request_behind_any_other_is_answered() -> None:
             session, events = Echo(), []
             for chunk in chunks:
                 events += session.receive_data(chunk)
-                while session.between_requests:
+                while session.more:
                     events += session.next_events()
             assert isinstance(events[-1], Broken)
             assert sent(session).count(b"HTTP/1.1 400 ") == 1
@@ -229,7 +228,8 @@ def test_a_streamed_answer_of_known_length_has_no_chunks() -> None:
     status, headers, body = answer(session)
     assert (status, headers["content-length"], body) == (200, "7", b"four333")
     assert "transfer-encoding" not in headers
-    assert session.between_requests
+    assert not session.answering
+    assert not session.more
 
 
 def test_answer_to_head_has_no_body() -> None:
@@ -238,7 +238,8 @@ def test_answer_to_head_has_no_body() -> None:
     session.respond(200, b"four")
     status, headers, body = answer(session)
     assert (status, headers["content-length"], body) == (200, "4", b"")
-    assert session.between_requests
+    assert not session.answering
+    assert not session.more
 
 
 def test_invalid_request_behind_a_head_is_answered_with_a_body() -> None:
@@ -382,7 +383,7 @@ def test_an_ambiguous_head_is_refused_however_the_bytes_are_cut(data: bytes, bef
         session, events = Echo(), []
         for chunk in chunks:
             events += session.receive_data(chunk)
-            while session.between_requests:
+            while session.more:
                 events += session.next_events()
         assert isinstance(events[-1], Broken)
         assert sum(isinstance(event, RequestHead) for event in events) == bool(before)
@@ -515,6 +516,6 @@ def test_random_bytes_never_raise(chunks: list[bytes]) -> None:
     for chunk in chunks:
         for event in session.receive_data(chunk):
             assert isinstance(event, RequestHead | RequestRefused | Broken | bytes)
-        if session.between_requests:
+        if session.more:
             session.next_events()
     session.receive_eof()

@@ -95,8 +95,11 @@ class HttpWorkerWire(WorkerWire):
         return _request("POST", f"/subscriptions/{self._name}/{action}", "application/json", body)
 
     def hello(self, sock: socket.socket) -> None:
-        """Create the shared subscription of the job, and wait for the whole answer."""
-        body = {"stream": self.job.stream, "shared": True, "window": 100_000}
+        """Create the shared subscription of the job, and wait for the whole answer.
+
+        Each round has one of its own, and all their windows together have to fit into the share of one address.
+        """
+        body = {"stream": self.job.stream, "shared": True, "window": 10_000}
         sock.sendall(_request("PUT", f"/subscriptions/{self._name}", "application/json", json.dumps(body).encode()))
         data = bytearray()
         while not _end(data, 0, len(data))[1]:

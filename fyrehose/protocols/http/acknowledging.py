@@ -1,6 +1,7 @@
 """Acknowledge records of a named subscription by HTTP, over a connection of its own.
 
     acknowledge(seq) -> POST /subscriptions/NAME/ack {"seq": ..., "generation": ...} -> 200, when it is durable
+    report(fields)   -> POST /subscriptions/NAME/report -> the subscription
 
 One request is open at a time.  Acknowledgements that wait meanwhile become one, because the newest acknowledgement of a
 stream includes the earlier ones.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 from urllib.parse import quote
 
 import attrs
@@ -18,7 +20,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.logger import Logger
 
-from fyrehose.errors import Closed
+from fyrehose.errors import Closed, FyrehoseError
 from fyrehose.net.clients import ConnectionOptions
 from fyrehose.protocols.http.calling import Caller
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
@@ -62,6 +64,7 @@ class Acknowledger:
 
     :ivar authority: the value of the ``Host`` header
     :ivar name: the named subscription
+    :ivar token: the bearer token that is sent, if any
     :ivar refused: number of acknowledgements that the server has refused permanently
     """
 
@@ -70,6 +73,7 @@ class Acknowledger:
     authority: str
     name: str
     options: ConnectionOptions = HTTP_OPTIONS
+    token: str | None = attrs.field(default=None, repr=False)
     refused: int = attrs.field(default=0, init=False)
     _generation: int = attrs.field(default=0, init=False)
     #: the newest acknowledgement of each stream that the server has not answered
@@ -82,7 +86,9 @@ class Acknowledger:
     @_caller.default
     def _make_caller(self) -> Caller:
         # What ends the client is decided on the connection with the records.
-        return Caller(self.clock, self.endpoint, self.authority, options=self.options, retries=lambda error: True)
+        return Caller(
+            self.clock, self.endpoint, self.authority, self.token, options=self.options, retries=lambda error: True
+        )
 
     def acknowledge(self, seq: int, generation: int, stream: str | None = None) -> None:
         """Acknowledge the records up to number *seq*, which the server delivered with this *generation*.
@@ -97,6 +103,20 @@ class Acknowledger:
         self._waiting[stream] = max(self._waiting.get(stream, 0), seq)
         self._send()
 
+    async def report(self, fields: Mapping[str, object] | None) -> dict[str, Any]:
+        """Tell the server how this consumer is doing; return the subscription as the server shows it.
+
+        :param fields: texts and numbers; None: tell it nothing
+        :raises FyrehoseError: the server refuses, or the client was closed
+        """
+        if fields is None:
+            answer = await self._caller.ask("GET", self._path)
+        else:
+            answer = await self._caller.ask("POST", f"{self._path}/report", json.dumps(fields).encode())
+        if answer.status != 200:
+            raise FyrehoseError(f"status {answer.status}: {answer.detail}")
+        return answer.json_object or {}
+
     def close(self) -> Deferred[None]:
         """Disconnect after the answer to the last acknowledgement, or after ``options.close_timeout``."""
         closing = self._closing = Deferred()
@@ -108,12 +128,15 @@ class Acknowledger:
 
     # Internals.
 
+    @property
+    def _path(self) -> str:
+        return f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}"
+
     def _send(self) -> None:
         """Send the waiting acknowledgements, if no request waits for its answer."""
         if self._asking is None and self._waiting:
             marks = Marks(self._generation, dict(islice(self._waiting.items(), MOST_STREAMS)))
-            target = f"/subscriptions/{quote(self.name, safe='', errors=ESCAPED)}/ack"
-            asking = self._asking = Deferred.fromCoroutine(self._caller.ask("POST", target, marks.body))
+            asking = self._asking = Deferred.fromCoroutine(self._caller.ask("POST", f"{self._path}/ack", marks.body))
             asking.addCallback(self._answered, marks).addErrback(lambda failure: failure.trap(CancelledError, Closed))
 
     def _answered(self, answer: ServerAnswer, sent: Marks) -> None:

@@ -24,6 +24,7 @@ from fyrehose.net.outgoing import LargeRecord
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE, Encoded
+from fyrehose.web.session import EVENTS
 
 if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
@@ -45,6 +46,7 @@ class Form:
     :ivar numbered: whether the record's number goes first, as the id of an event
     :ivar epoch: the epoch of the numbers, which precedes them in ids; empty: none does
     :ivar values: whether JSON messages that fit into a piece are values, not texts
+    :ivar media_type: the content type of a live answer of this form
     """
 
     before: bytes
@@ -52,6 +54,7 @@ class Form:
     numbered: bool = False
     epoch: str = ""
     values: bool = False
+    media_type: str = attrs.field(default=EVENTS, kw_only=True)
 
     def id_line(self, seq: int) -> bytes:
         """Return the line with the id of an event, which the peer sends back as its Last-Event-ID."""
@@ -278,14 +281,6 @@ class LiveAnswer:
             subscription.stopProducing()
 
     # Called by the broker.
-
-    @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.connection.subscriber
-
-    @property
-    def closes_in(self) -> float | None:
-        return self.connection.closes_in
 
     def deliver(self, delivery: Delivery) -> int:
         """Send the first records as events, as many as fit into a piece."""

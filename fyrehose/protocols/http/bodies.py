@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from struct import Struct
+from typing import Any
 
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.ndjson import MOST_PARSED
 from fyrehose.records import Column, column_of
-from fyrehose.web.session import JSON
+from fyrehose.web.session import JSON, RequestBody
 
 #: The expected size of a message of unknown length, in bytes; a message that grows larger is expected to reach the
 #: limit.
@@ -36,8 +37,8 @@ class TooLarge(Exception):
 
 
 @attrs.define(eq=False)
-class Whole:
-    """A body that is one message.
+class Whole(RequestBody):
+    """A body that is one message; a subclass may turn it into events.
 
     :ivar largest: limit of the message, in bytes
     :ivar length: the length of the body, in bytes; None if it is unknown
@@ -47,19 +48,21 @@ class Whole:
     length: int | None
     _data: bytearray = attrs.field(factory=bytearray, init=False)
 
-    def add(self, data: bytes) -> list[bytes]:
-        """Take the next piece of the body; the message is complete only at its end.
-
-        :raises TooLarge: the message exceeds the limit
-        """
+    def add(self, data: bytes) -> Sequence[Any]:
+        """Take the next piece of the body; the message is complete only at its end."""
         if len(self._data) + len(data) > self.largest:
-            raise TooLarge
+            return self.too_large()
         self._data += data
         return []
 
-    def end(self) -> list[bytes]:
-        """Return the message, because the body is complete."""
-        return [bytes(self._data)]
+    def too_large(self) -> Sequence[Any]:
+        """Raise TooLarge, because the message exceeds the limit; or return events, in a subclass."""
+        raise TooLarge
+
+    def end(self) -> Sequence[Any]:
+        """Return the message, because the body is complete, or events, in a subclass; keep no copy of it."""
+        data, self._data = self._data, bytearray()
+        return [bytes(data)]
 
     @property
     def expected(self) -> int:

@@ -1,9 +1,9 @@
 """HTTP client that follows one stream, or all streams that match a pattern, with all columns, and reconnects.
 
-    HEAD /streams/NAME -> number of the last record -> GET /streams/NAME/live?from=N -> events -> runs -> take
-    GET /streams/NAME/live?subscription=S           -> events -> runs -> take -> acknowledge
-    GET /streams?match=P -> numbers of last records -> GET /streams/*/live?match=P   -> events -> runs -> take
-    GET /streams/*/live?match=P&subscription=S      -> events -> runs -> take -> acknowledge, stream by stream
+    HEAD /streams/NAME -> number of the last record -> GET /streams/NAME/live?from=N -> runs -> take
+    GET /streams/NAME/live?subscription=S           -> runs -> take -> acknowledge
+    GET /streams?match=P -> numbers of last records -> GET /streams/*/live?match=P   -> runs -> take
+    GET /streams/*/live?match=P&subscription=S      -> runs -> take -> acknowledge, stream by stream
 
 A new connection begins behind the last record number that the client received; of a named subscription the server keeps
 the position.  With a pattern the client reports which records it missed while it was not connected.
@@ -12,13 +12,9 @@ the position.  With a pattern the client reports which records it missed while i
 from __future__ import annotations
 
 import json
-from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
-from struct import pack
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
-from uuid import UUID
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -31,16 +27,18 @@ from fyrehose.interfaces import ITailer
 from fyrehose.net.clients import ConnectionFailed, ConnectionOptions, ServerUnavailable, TCPClient, tell_restarted
 from fyrehose.protocols.http.acknowledging import ESCAPED, Acknowledger
 from fyrehose.protocols.http.requests import HTTP_OPTIONS, Connection, foreign
+from fyrehose.protocols.http.runs import run_of
 from fyrehose.protocols.http.session import MOST_LISTED
 from fyrehose.records import MAX_PAYLOAD, Buffer, Run
 from fyrehose.web.client_session import ServerAnswer
+from fyrehose.web.session import RUNS
 
 log = Logger()
 
-#: The forms of answers with records that the client reads.
-_ACCEPTED = (("Accept", "text/event-stream, application/x-ndjson"),)
-#: The largest event accepted, in bytes: JSON may need six characters for one byte of a payload.
-MOST_EVENT = 6 * MAX_PAYLOAD + (64 << 10)
+#: The forms of answers that the client reads.
+_ACCEPTED = (("Accept", f"{RUNS}, application/json, application/x-ndjson"),)
+#: The largest event or run accepted, in bytes: a run of several records is not larger than a piece.
+MOST_EVENT = MAX_PAYLOAD + (64 << 10)
 
 
 @implementer(ITailer)
@@ -49,6 +47,7 @@ class HttpTailer(TCPClient):
     """A client that reads one stream, or all streams that match a pattern.
 
     :ivar authority: the value of the ``Host`` header
+    :ivar token: the bearer token that is sent, if any
     :ivar absent: whether the stream did not exist when the server began to send records
     :ivar positions: by stream, the number of the last record that was passed to ``take``, or the number behind which
         the client begins
@@ -58,6 +57,7 @@ class HttpTailer(TCPClient):
     authority: str
     #: the epoch of the numbers, as the server said it; a program that has kept it with a number may set it
     epoch: str = attrs.field(default="", kw_only=True)
+    token: str | None = attrs.field(default=None, kw_only=True, repr=False)
     absent: bool = attrs.field(default=False, init=False)
     positions: dict[str, int] = attrs.field(factory=dict, init=False)
     path: str = attrs.field(default="", init=False)
@@ -117,13 +117,21 @@ class HttpTailer(TCPClient):
         if name is not None:
             self._takeover = takeover
             options = self.connection_options
-            self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name, options)
+            self._acknowledger = Acknowledger(self.clock, self.endpoint, self.authority, name, options, self.token)
         elif self._pattern is None and isinstance(after, int):
             self.positions[stream] = after
 
     def shortfall(self, complete: bool) -> str:
         """Return why records do not arrive at present; "" if they do, or if all that were requested have arrived."""
         return "" if complete else self.problem or self._partial
+
+    def report(self, fields: Mapping[str, object] | None) -> Deferred[dict[str, Any]]:
+        """Tell the server how the consumer of the named subscription is doing; fires with the subscription.
+
+        :param fields: texts and numbers, which the server shows; None: tell it nothing
+        """
+        assert self._acknowledger is not None, "a named subscription is read"
+        return Deferred.fromCoroutine(self._acknowledger.report(fields))
 
     def close(self) -> Deferred[None]:
         """Disconnect from the server, after it has answered the last acknowledgement of a named subscription."""
@@ -246,11 +254,8 @@ class HttpTailer(TCPClient):
         """
         before = self.positions.get(stream or self._stream, 0)
         self.epoch, self.positions[stream or self._stream] = epoch, 0
-        restarted = self._restarted
         names = () if stream is None else (stream,)
-        tell_restarted(
-            stream or self._stream, before, end, None if restarted is None else lambda: restarted(end, *names)
-        )
+        tell_restarted(stream or self._stream, before, end, self._restarted, *names)
 
     def refused(self, answer: ServerAnswer) -> None:
         """Handle an answer without records: end if it is the first one and final; otherwise try again later."""
@@ -274,18 +279,18 @@ class HttpTailer(TCPClient):
         log.warn("{name}: {reason}", name=self.authority, reason=reason)
         self._partial = reason
 
-    def received(self, records: list[dict[str, Any]]) -> None:
-        """Pass the received *records*, JSON objects of :mod:`fyrehose.ndjson`, on to ``take``."""
-        for stream, group in groupby(records, lambda record: str(record["stream"])):
-            stream = stream if self._pattern is not None else self._stream
-            known = self.positions.get(stream, 0)
-            for run in runs_of(stream, [record for record in group if record["seq"] > known]):
-                if known and run.first_seq > known + 1 and self._reconnected:
-                    self.missing(known + 1, run.first_seq - 1, stream)  # published between the list and the events
-                known = self.positions[stream] = run.last_seq
-                taken = self._take(run)
-                if self._acknowledger is not None:
-                    self._acknowledge(run, taken)
+    def received(self, run: Run) -> None:
+        """Pass the records of *run* that were not received before on to ``take``."""
+        known = self.positions.get(run.stream, 0)
+        run = run.slice(max(0, known + 1 - run.first_seq), len(run))
+        if not len(run):
+            return
+        if known and run.first_seq > known + 1 and self._reconnected:
+            self.missing(known + 1, run.first_seq - 1, run.stream)  # published between the list and the events
+        self.positions[run.stream] = run.last_seq
+        taken = self._take(run)
+        if self._acknowledger is not None:
+            self._acknowledge(run, taken)
 
     def missing(self, first: int, last: int, stream: str | None = None) -> None:
         """Report records that the stream no longer has, or that were published while there was no connection.
@@ -328,37 +333,6 @@ def epoch_of(answer: ServerAnswer) -> str:
     return answer.headers.get(b"fyrehose-epoch", b"").decode("ascii", "replace")
 
 
-def runs_of(stream: str, records: Iterable[dict[str, Any]]) -> Iterator[Run]:
-    """Convert JSON objects of records to runs: consecutive records whose labels are equal become one run."""
-
-    def kind(item: tuple[int, dict[str, Any]]) -> tuple[Any, ...]:
-        at, record = item
-        numbers = [record[name] - at if name in record else None for name in ("seq", "producer_seq")]
-        labels = [record.get(name) for name in ("time", "source", "producer", "topic", "content_type")]
-        return (*numbers, *labels, "event_id" in record, "event_time" in record)
-
-    for _, group in groupby(enumerate(records), kind):
-        row = [record for _, record in group]
-        first = row[0]
-        yield Run.of(
-            stream,
-            [_payload(record) for record in row],
-            source=first.get("source", ""),
-            first_seq=first["seq"],
-            time=first.get("time", 0),
-            producer_seq=first.get("producer_seq"),
-            event_ids=b"".join(UUID(record["event_id"]).bytes for record in row) if "event_id" in first else None,
-            event_times=pack(f"<{len(row)}q", *(record["event_time"] for record in row))
-            if "event_time" in first
-            else None,
-            **{name: first.get(name) for name in ("producer", "topic", "content_type")},
-        )
-
-
-def _payload(record: dict[str, Any]) -> bytes:
-    return record["payload"].encode() if "payload" in record else b64decode(record["payload_base64"])
-
-
 class _Connection(Connection):
     """One connection, which asks for the end of the stream, if the client begins there, and then follows the stream."""
 
@@ -366,12 +340,13 @@ class _Connection(Connection):
     expecting = True
 
     def __init__(self, tailer: HttpTailer) -> None:
-        super().__init__(tailer.authority)
+        super().__init__(tailer.authority, tailer.token)
         self._tailer = tailer
         self._following = False  #: whether the request for records was sent
         self._live = False  #: whether the answer under way is the one with records
-        self._events = bytearray()
+        self._input = bytearray()
         self._searched = 0  #: how many bytes of the incomplete event were searched for its end
+        self._head: dict[str, Any] | None = None  #: that of the run whose columns are incomplete
 
     def begin(self) -> None:
         """Send the first request."""
@@ -407,7 +382,7 @@ class _Connection(Connection):
         :raises ValueError: an event is larger than any record
         """
         if isinstance(event, ServerAnswer):
-            self._live = self._following and event.status == 200 and event.media_type == "text/event-stream"
+            self._live = self._following and event.status == 200 and event.media_type == RUNS
         if not self._live:
             super().received(event)
         elif isinstance(event, ServerAnswer):
@@ -419,37 +394,41 @@ class _Connection(Connection):
             self.leave()
 
     def _events_received(self, data: Buffer) -> None:
-        """Handle the events that *data* completes."""
-        self._events += data
-        if len(self._events) > MOST_EVENT:
-            raise ValueError("the server sends an event that is larger than any record")
-        end = self._events.rfind(b"\n\n", max(0, self._searched - 1))
-        if end < 0:
-            self._searched = len(self._events)
-            return
-        complete = bytes(self._events[:end])
-        del self._events[: end + 2]
-        self._searched = 0
-        self._handle(complete.split(b"\n\n"))
+        """Handle the events and runs that *data* completes."""
+        self._input += data
+        while True:
+            if self._head is None:
+                end = self._input.find(b"\n\n", max(0, self._searched - 1))
+                size = len(self._input) if end < 0 else end
+            else:
+                size = int(self._head["size"])
+                end = size if len(self._input) >= size else -1
+            if size > MOST_EVENT:
+                raise ValueError("the server sends an event that is larger than any record")
+            if end < 0:
+                self._searched = len(self._input)
+                return
+            event, self._searched = bytes(self._input[:end]), 0
+            if self._head is None:
+                del self._input[: end + 2]
+                self._handle(event)
+            else:
+                head, self._head = self._head, None
+                del self._input[:end]
+                self._tailer.received(run_of(head, event))
 
-    def _handle(self, events: list[bytes]) -> None:
-        records: list[dict[str, Any]] = []
-        for event in events:
-            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if not line.startswith(b":"))
-            if b"data" not in fields:
-                continue  # a comment that keeps the connection alive
-            data, kind = json.loads(fields[b"data"]), fields.get(b"event", b"")
-            if not kind:
-                records.append(data)
-                continue
-            self._tailer.received(records)
-            records = []
-            if kind == b"gap":
-                self._tailer.missing(data["first"], data["last"], data.get("stream"))
-            elif kind == b"restarted":
-                self._tailer.restarted(data["end"], str(data["epoch"]))
-            elif kind == b"error":
-                self._tailer.not_followed(str(data["error"]))
-            elif kind == b"ended":
-                self._tailer.ended(data["error"])
-        self._tailer.received(records)
+    def _handle(self, event: bytes) -> None:
+        fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if not line.startswith(b":"))
+        if b"data" not in fields:
+            return  # a comment that keeps the connection alive
+        kind, data = fields.get(b"event", b""), json.loads(fields[b"data"])
+        if kind == b"run":
+            self._head = data
+        elif kind == b"gap":
+            self._tailer.missing(data["first"], data["last"], data.get("stream"))
+        elif kind == b"restarted":
+            self._tailer.restarted(data["end"], str(data["epoch"]))
+        elif kind == b"error":
+            self._tailer.not_followed(str(data["error"]))
+        elif kind == b"ended":
+            self._tailer.ended(data["error"])

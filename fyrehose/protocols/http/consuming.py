@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from fyrehose.errors import Forbidden, SubscriptionError
-from fyrehose.interfaces import INamedSink, ISubscription
+from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.protocols.http.session import Live, Read
 from fyrehose.records import Delivery
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
 
 
-@implementer(INamedSink)
+@implementer(IConnectedSink)
 @attrs.define(eq=False)
 class Consumption:
     """One request that consumes a named subscription, which no other consumer may have until the answer is sent.
@@ -45,9 +45,9 @@ class Consumption:
 
     def start(self) -> None:
         """Open the subscription, create it if necessary, and answer when that is durable."""
-        event, broker = self.event, self.connection.broker
-        matching = event.pattern is not None
-        opened: Deferred[Any] = broker.named.open(event.subscription, event.stream, event.after, matching)
+        event, connection = self.event, self.connection
+        broker, matching = connection.broker, event.pattern is not None
+        opened: Deferred[Any] = connection.named.open(event.subscription, event.stream, event.after, matching)
         end = broker.bounds(event.stream)[1]
         if (
             isinstance(event, Live)
@@ -57,11 +57,11 @@ class Consumption:
         ):
 
             def acknowledge(named: Any) -> Deferred[Any]:
-                stored: Deferred[Any] = broker.named.acknowledge(named, seen)
+                stored: Deferred[Any] = connection.named.acknowledge(named, seen)
                 return stored
 
             opened.addCallback(acknowledge)
-        self.connection.call(opened, self._opened)
+        connection.call(opened, self._opened)
 
     def end(self) -> None:
         """End the consumption, so that another consumer may take the subscription."""
@@ -89,10 +89,6 @@ class Consumption:
 
     # While it waits for records.
 
-    @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.connection.subscriber
-
     def deliver(self, delivery: Delivery) -> None:
         self._answer()
 
@@ -109,7 +105,7 @@ class Consumption:
         connection, event = self.connection, self.event
         if not connection.answering:
             return
-        self._generation = connection.broker.named.attach(named, self, takeover=event.takeover, holder=self._holder)
+        self._generation = connection.named.attach(named, self, takeover=event.takeover, holder=self._holder)
         self._named = named
         if isinstance(event, Live):
             connection.follow(event, named.last(event.stream), self._headers, self._place)
@@ -202,7 +198,7 @@ class Consumption:
             each.stopProducing()
 
 
-@implementer(INamedSink)
+@implementer(IConnectedSink)
 @attrs.define(eq=False)
 class Arrival:
     """One read that waits for record ``at_least`` of its stream; while it waits, it counts as a subscription."""
@@ -243,10 +239,6 @@ class Arrival:
         self.connection.refuse_late(self.event)
 
     # Called by the broker.
-
-    @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.connection.subscriber
 
     def deliver(self, delivery: Delivery) -> None:
         if self._is_here():

@@ -6,45 +6,66 @@ Manage -> broker.named -> the answer: an object, its bytes, or None for an empty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
 from fyrehose import ndjson
 from fyrehose.errors import NoSuchSubscription
-from fyrehose.protocols.http.managing import Manage
+from fyrehose.net.turns import SteppedWork
+from fyrehose.protocols.http.listing import subscriptions
+from fyrehose.protocols.http.managing import Manage, answer_to
 from fyrehose.protocols.http.session import PROTOCOL
-from fyrehose.subscriptions.settling import answer_to
-from fyrehose.subscriptions.shared import LeasedRun
+from fyrehose.subscriptions.shared import LeasedRun, SharedSubscription
+
+if TYPE_CHECKING:
+    from fyrehose.protocols.http.server import HttpProtocol
 
 
-def carry_out(event: Manage, named: Any, producer: str, longest_wait: float) -> Any:
-    """Carry out a request about one subscription.
+def carry_out(event: Manage, named: Any, peer: HttpProtocol) -> Any:
+    """Carry out a request about subscriptions.
 
-    :param named: the broker's subscriptions, with the permissions of the peer
-    :param producer: the producer of the results that the request publishes
-    :param longest_wait: the longest time that a request waits for records, in seconds
+    :param named: the broker's subscriptions, with the rights of *peer*
     :return: the answer, or a Deferred of the answer; cancelling the Deferred of a request for records ends the request
     """
     name, stream, work = event.name, event.stream, event.work
-    changed: Deferred[Any]
+    done: Deferred[Any]
     match event.action:
-        case "create":
-            changed = named.create(name, work.options, work.first, event.since)
+        case "list":
+            return SteppedWork(peer.broker.turns, subscriptions(named, stream), peer.network).begin()
         case "show":
             return named.show(named.find(name, stream))
+        case "lease":
+            shared, wait = named.shared(name, stream), min(work.wait, peer.session.limits.wait)
+            began = shared.pool.now()
+            done = named.lease(shared, work.consumer, work.request, work.most, wait)
+            return done.addCallback(_leased, shared, began)
+        case "settle":
+            shared, runs = named.shared(name, stream), work.runs(PROTOCOL, peer.producer) if work.results else ()
+            done = named.act(shared, work.items, work.consumer, runs)
+            return done.addCallback(answer_to, work, shared.options.pattern)
+        case "release":
+            done = named.shared(name, stream).release(work)
+            return done.addCallback(lambda count: {"released": count})
+        case "redrive":
+            done = named.redrive(named.shared(name, stream))
+            return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
         case "delete":
             return _delete(event, named)
+        case "create":
+            done = named.create(name, work.options, work.first, event.since)
         case "rewind":
-            changed = named.rewind(named.find(name, stream), event.seq, event.since)
+            done = named.rewind(named.find(name, stream), event.seq, event.since)
         case "ack":
-            changed = named.acknowledge(named.exclusive(name, stream), event.seq, event.generation)
-        case "pause":
-            shared = named.shared(name, stream)
-            changed = shared.pause(work).addCallback(lambda _: shared)
+            done = named.acknowledge(named.exclusive(name, stream), event.seq, event.generation)
+        case "report":
+            exclusive = named.exclusive(name, stream)
+            exclusive.take_report(work)
+            return named.show(exclusive)
         case _:
-            return _work(event, named, named.shared(name, stream), producer, longest_wait)
-    return changed.addCallback(named.show)
+            shared = named.shared(name, stream)
+            done = shared.pause(work).addCallback(lambda _: shared)
+    return done.addCallback(named.show)
 
 
 def _delete(event: Manage, named: Any) -> Any:
@@ -56,30 +77,8 @@ def _delete(event: Manage, named: Any) -> Any:
         raise
 
 
-def _work(event: Manage, named: Any, shared: Any, producer: str, longest_wait: float) -> Deferred[Any]:
-    """Carry out a request of a worker of the subscription *shared*."""
-    work = event.work
-    done: Deferred[Any]
-    if event.action == "lease":
-        began = shared.pool.now()
-        done = named.lease(shared, work.consumer, work.request, work.most, min(work.wait, longest_wait))
-        return done.addCallback(lambda found: _leased(shared.options.lease, shared.pool.now() - began, found))
-    if event.action == "settle":
-        done = named.act(shared, work.items, work.consumer, work.runs(PROTOCOL, producer))
-        return done.addCallback(lambda outcome: answer_to(work, bool(shared.options.pattern), outcome))
-    if event.action == "release":
-        done = shared.release(work)
-        return done.addCallback(lambda count: {"released": count})
-    done = named.redrive(shared)
-    return done.addCallback(lambda counts: {"redriven": counts[0], "left": counts[1]})
-
-
-def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
-    """Return the answer to a request for records.
-
-    :param waited: how long the request waited, in seconds: a lease begins that much later than the worker sent the
-        request
-    """
+def _leased(found: Sequence[LeasedRun], shared: SharedSubscription, began: float) -> bytes:
+    """Return the answer to a request for records, which says how much later their leases begin than the request."""
     records: list[bytes] = []
     for part in found:
         epoch, number = part.lease.token
@@ -87,7 +86,7 @@ def _leased(lease: int, waited: float, found: Sequence[LeasedRun]) -> bytes:
         records.append(ndjson.joined(part.run, b", ", begin))
     # Round the time down, because the worker would otherwise count on the lease for longer than it lasts.
     return b'{"lease": %d, "waited": %.3f, "records": [%b]}\n' % (
-        lease,
-        int(waited * 1_000) / 1_000,
+        shared.options.lease,
+        int((shared.pool.now() - began) * 1_000) / 1_000,
         b"".join(records)[:-2],
     )

@@ -100,6 +100,17 @@ def _number(found: Any, bits: int = 64) -> int:
     raise ValueError(f"expected an integer, not {str(found)[:40]!r}")
 
 
+def _double(found: Any) -> float:
+    """Return a number of OTLP's JSON, which may have no fraction.
+
+    :raises ValueError: it is none, or no double comes near to it
+    """
+    try:
+        return float(_of(float, float(found) if type(found) is int else found))
+    except OverflowError:
+        raise ValueError(f"expected a double, not an integer of {len(str(found))} digits") from None
+
+
 def _of(kind: type, found: Any) -> Any:
     """Return *found*, a value of OTLP's JSON.
 
@@ -165,7 +176,7 @@ class _Values:
             if kind in ("stringValue", "bytesValue", "boolValue"):
                 return _of(bool if kind == "boolValue" else str, found)
             if kind == "doubleValue":
-                return _of(str if isinstance(found, str) else float, float(found) if type(found) is int else found)
+                return found if isinstance(found, str) else _double(found)
         return None
 
 

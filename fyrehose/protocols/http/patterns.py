@@ -21,7 +21,6 @@ from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.answers import UNNUMBERED, Form, LiveAnswer
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery
-from fyrehose.web.session import EVENTS
 
 if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
@@ -41,12 +40,8 @@ class _Part:
     stream: str
 
     @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.answer.subscriber
-
-    @property
-    def closes_in(self) -> float | None:
-        return self.answer.closes_in
+    def connection(self) -> HttpProtocol:
+        return self.answer.connection
 
     def deliver(self, delivery: Delivery) -> int:
         return self.answer.deliver(delivery)
@@ -92,7 +87,7 @@ class PatternAnswer(LiveAnswer):
             self._end_parts()
             raise
         self._stop_watching = broker.watch_streams(self._created)
-        self.connection.session.start(200, EVENTS, headers)
+        self.connection.session.start(200, self.form.media_type, headers)
         self._begun = True
         self._send_event("begin", {"epoch": broker.epoch})
         self.start(None)

@@ -28,21 +28,32 @@ class HttpPlugin:
     default_endpoint: str = "tcp:8117:interface=127.0.0.1"
     default_port: int = 8117
     settings: type[HttpSettings] = HttpSettings
-    abilities: Abilities = Abilities(consumes=True, patterns=True, times=True, extra=ZSTD)
+    abilities: Abilities = Abilities(consumes=True, patterns=True, times=True, token=True, extra=ZSTD)
 
     def make_service(self, reactor: Any, broker: IBroker, endpoint: str, settings: HttpSettings) -> TCPService:
         return TCPService(reactor, PROTOCOL, endpoint, HttpFactory(broker, settings, reactor, endpoint))
 
     def publisher(self, target: ClientTarget, window: int) -> HttpPublisher:
         return HttpPublisher(
-            target.reactor, target.endpoint, target.place, window, process_exception=target.process_exception
+            target.reactor,
+            target.endpoint,
+            target.place,
+            window,
+            token=target.token,
+            process_exception=target.process_exception,
         )
 
     def tailer(self, target: ClientTarget) -> HttpTailer:
-        return HttpTailer(target.reactor, target.endpoint, target.place, process_exception=target.process_exception)
+        return HttpTailer(
+            target.reactor,
+            target.endpoint,
+            target.place,
+            token=target.token,
+            process_exception=target.process_exception,
+        )
 
-    def worker(self, target: ClientTarget, token: str | None) -> WorkClient:
-        return WorkClient(target.reactor, target.endpoint, target.place, token)
+    def worker(self, target: ClientTarget) -> WorkClient:
+        return WorkClient(target.reactor, target.endpoint, target.place, target.token)
 
 
 plugin = HttpPlugin()

@@ -65,12 +65,14 @@ class HttpPublisher(Client):
 
     :ivar authority: the value of the ``Host`` header
     :ivar window: how many messages may be unacknowledged at a time
+    :ivar token: the bearer token that is sent, if any
     """
 
     connection_options: ConnectionOptions = attrs.field(default=HTTP_OPTIONS, kw_only=True)
     endpoint: IStreamClientEndpoint
     authority: str
     window: int
+    token: str | None = attrs.field(default=None, kw_only=True, repr=False)
     _waiting: deque[tuple[str, bytes, Deferred[Any]]] = attrs.field(factory=deque, init=False)
     #: the messages of the request that has no answer yet
     _batch: _Batch | None = attrs.field(default=None, init=False)
@@ -79,7 +81,7 @@ class HttpPublisher(Client):
 
     def __attrs_post_init__(self) -> None:
         options, retries = self.connection_options, self.retries
-        self._caller = Caller(self.clock, self.endpoint, self.authority, options=options, retries=retries)
+        self._caller = Caller(self.clock, self.endpoint, self.authority, self.token, options=options, retries=retries)
 
     def prepare(self, stream: str | None) -> None:
         """See :meth:`IPublisher.prepare`."""

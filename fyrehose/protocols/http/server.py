@@ -35,14 +35,16 @@ from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
 from fyrehose.net.tcp import on
+from fyrehose.net.turns import SteppedWork
 from fyrehose.options import duration, exact_size, fixed, name, option, size
 from fyrehose.protocols.http.answers import LINE, UNNUMBERED, Form, LiveAnswer, ReadAnswer, event_form, with_values
 from fyrehose.protocols.http.bodies import by_content_type
 from fyrehose.protocols.http.consuming import Arrival, Consumption
 from fyrehose.protocols.http.leasing import carry_out
-from fyrehose.protocols.http.listing import described, matching
+from fyrehose.protocols.http.listing import Listing, described, matching
 from fyrehose.protocols.http.managing import LARGEST_SETTLING, Manage
 from fyrehose.protocols.http.patterns import PatternAnswer
+from fyrehose.protocols.http.runs import run_form
 from fyrehose.protocols.http.session import (
     LONGEST_WAIT,
     NDJSON,
@@ -60,8 +62,8 @@ from fyrehose.protocols.http.session import (
 )
 from fyrehose.records import MAX_PAYLOAD, Publish, Run
 from fyrehose.web.hosts import hosts_of, url_of
-from fyrehose.web.origins import Origins, origins
-from fyrehose.web.session import EVENTS, RequestHead, RequestRefused
+from fyrehose.web.origins import READING, Origins, origins
+from fyrehose.web.session import EVENTS, RUNS, RequestHead, RequestRefused
 from fyrehose.web.shell import WebProtocol, WebSettings, token_of, with_token
 
 T = TypeVar("T")
@@ -167,7 +169,9 @@ class Upload:
 
 
 def _form_of(event: Read | Live, form: Form) -> Form:
-    """Return *form* as the request wants it: with JSON messages as values or as texts."""
+    """Return *form* as the request wants it: binary, or with JSON messages as values or as texts."""
+    if isinstance(event, Live) and RUNS in event.request.headers.get("accept", ""):
+        return run_form(form.epoch)
     return with_values(form) if event.request.query.get("payload") == "json" else form
 
 
@@ -179,6 +183,7 @@ class HttpProtocol(WebProtocol):
 
     session: HttpSession
     settings: HttpSettings
+    named: Any  #: the subscriptions, as the peer may use them
 
     def __init__(self, factory: HttpFactory) -> None:
         limits, now = factory.limits, factory.now
@@ -199,7 +204,7 @@ class HttpProtocol(WebProtocol):
             if isinstance(target, str):
                 self.broker.check(Action.PUBLISH, target)
             elif target.action == "settle":
-                self.broker.named.shared(target.name)
+                self.named.shared(target.name)
                 return largest if self.broker.has(Action.PUBLISH) else min(largest, LARGEST_SETTLING)
         except FyrehoseError as error:
             return self._refusal_of(error)
@@ -335,12 +340,12 @@ class HttpProtocol(WebProtocol):
         """List the streams that the peer may read, in the order of their creation."""
         self._authenticate(event.request)
 
-        self.call(Deferred.fromCoroutine(self._list(event)), self._managed)
+        self.call(SteppedWork(self.broker.turns, self._list(event), self.network).begin(), self._listed)
 
-    async def _list(self, event: List) -> dict[str, object]:
-        names = await matching(self.timers, event.pattern, self.broker.streams())
+    def _list(self, event: List) -> Listing[dict[str, object]]:
+        names = yield from matching(event.pattern, self.broker.streams())
         page = names[event.page * event.limit : (event.page + 1) * event.limit]
-        streams = await described(self.broker, self.timers, self.ends, page, self.now)
+        streams = yield from described(self.broker, self.ends, page, self.now)
         return {"matching": len(names), "page": event.page, "epoch": self.broker.epoch, "streams": streams}
 
     def on_live(self, event: Live) -> None:
@@ -390,7 +395,7 @@ class HttpProtocol(WebProtocol):
         asked = event.after if event.last_event is None else event.last_event
         other = asked is not None and event.epoch not in ("", self.broker.epoch)
         subscription = self.broker.subscribe(event.stream, 0 if other and not named else after, answer)
-        self.session.start(200, EVENTS, {**headers, "Fyrehose-Last": str(end)})
+        self.session.start(200, answer.form.media_type, {**headers, "Fyrehose-Last": str(end)})
         if event.request.method == "HEAD":
             subscription.stopProducing()
             self.session.end()
@@ -413,32 +418,25 @@ class HttpProtocol(WebProtocol):
         self.call(self.broker.retire([event.stream]), self._managed)
 
     def on_manage(self, event: Manage) -> None:
-        """List, show, acknowledge, rewind or delete named subscriptions."""
+        """Carry out a request about named subscriptions; the answer to a read says of which epoch its numbers are."""
         self._authenticate(event.request)
-        named = self.broker.named
-        if event.action == "list":
-            listed = [each for each in named.listed() if event.stream in (None, each.get("stream"))]
-            self._respond({"subscriptions": listed})
-            return
-        called = maybeDeferred(carry_out, event, named, self.producer, self.session.limits.wait)
+        called = maybeDeferred(carry_out, event, self.named, self)
         self._leasing = called if event.action == "lease" else None
-        self.call(called, self._managed)
+        self.call(called, self._listed if event.request.method in READING else self._managed)
 
-    def _managed(self, shown: dict[str, object] | bytes | None) -> None:
+    def _managed(self, shown: dict[str, object] | bytes | None, headers: Mapping[str, str] | None = None) -> None:
         self._leasing = None
-        if self.answering:
+        if self.writable and self.session.unanswered:
             if shown is None:
                 self.session.respond_without_content()
             elif isinstance(shown, bytes):
-                self.session.respond(200, shown)
-            elif "error" in shown:
-                self.session.respond(409, dumped(shown) + b"\n")
+                self.session.respond(200, shown, headers=headers)
             else:
-                self._respond(shown)
+                self.session.respond(409 if "error" in shown else 200, dumped(shown) + b"\n", headers=headers)
             self.proceed()
 
-    def _respond(self, answer: Mapping[str, object]) -> None:
-        self.session.respond(200, dumped(answer) + b"\n", headers=self._origin())
+    def _listed(self, shown: dict[str, object] | bytes) -> None:
+        self._managed(shown, self._origin())
 
     handlers = (
         WebProtocol.handlers
@@ -457,7 +455,7 @@ class HttpProtocol(WebProtocol):
     @property
     def answering(self) -> bool:
         """Return whether the present request can still be answered: the peer is connected, and no answer has begun."""
-        return bool(self.writable and self.session.answering and not self.session.streaming)
+        return self.writable and self.session.unanswered
 
     def read(self, event: Read, parts: list[tuple[str, int, int]], headers: Mapping[str, str]) -> None:
         """Answer with the records of a named subscription, see :meth:`_send_records`."""
@@ -519,6 +517,10 @@ class HttpProtocol(WebProtocol):
 
     # Called by the base class.
 
+    def use_rights(self) -> None:
+        super().use_rights()
+        self.named = self.broker.named
+
     def finish(self) -> None:
         """Close the connection; a live answer is completed first."""
         if self.phase is Phase.OPEN and isinstance(self._streamed, LiveAnswer) and self.session.streaming:
@@ -536,7 +538,7 @@ class HttpProtocol(WebProtocol):
             self._upload.refusal = refusal
 
     def hang_up(self) -> None:
-        if self.session.answering and not self.session.streaming:
+        if self.session.unanswered:
             refusal = self._upload.refusal if self._upload is not None else None
             if refusal is None:
                 refusal = RequestRefused(status=503, cause="closing", detail="the server is closing")
@@ -612,18 +614,7 @@ class HttpProtocol(WebProtocol):
         if consumption is not None:
             consumption.end()
 
-    def call(self, called: Deferred[T], answer: Callable[[T], object]) -> None:
-        """Answer the request with the result of *called*, the Deferred of a call of the broker."""
-        self.unsettled += 1
-        called.addCallback(answer).addErrback(self.refuse_call).addErrback(self.failed)
-        called.addCallback(self._called)
-
-    def _called(self, _: object) -> None:
-        self.unsettled -= 1
-        self.settled()
-
     def refuse_call(self, failure: Failure) -> None:
-        """Answer the present request with the error of the broker."""
         failure.trap(FyrehoseError)
         self._end_consumption()
         refusal = self._refusal_of(failure.value)

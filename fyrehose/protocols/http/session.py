@@ -31,7 +31,7 @@ from fyrehose.options import moment
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http import otlp
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
-from fyrehose.protocols.http.managing import LARGEST, Manage, allowed, manage, with_body
+from fyrehose.protocols.http.managing import LARGEST, Manage, manage, with_body
 from fyrehose.records import LAST_SEQ, MAX_NAME, is_label
 from fyrehose.web.origins import READING
 from fyrehose.web.session import JSON, WEB_REFUSALS, RequestBody, RequestHead, RequestRefused, WebSession
@@ -116,7 +116,7 @@ class PublishPart:
     request: RequestHead
     stream: str
     content_type: str | None
-    payloads: list[bytes]
+    payloads: Sequence[bytes]
     key: str | None = None  #: the Idempotency-Key; with a key, these are all messages of the body
 
 
@@ -250,7 +250,7 @@ class Posting(RequestBody):
     def add(self, data: bytes) -> Iterable[object]:
         """Return the messages that *data* completes, or refuse a body that is too large."""
         try:
-            messages = self.content.add(data)
+            messages: Sequence[bytes] = self.content.add(data)
         except TooLarge as error:
             if self.split is not None:
                 return self.session.refuse(
@@ -282,7 +282,7 @@ class Posting(RequestBody):
     def partly_processed(self) -> bool:
         return self._partly_processed
 
-    def _parts(self, messages: list[bytes]) -> Iterable[PublishPart]:
+    def _parts(self, messages: Sequence[bytes]) -> Iterable[PublishPart]:
         if not messages:
             return ()
         self._partly_processed = True
@@ -376,7 +376,8 @@ class InflatedBody(RequestBody):
 
     def end(self) -> Iterable[object]:
         self.inflation.whole = True
-        events, exchange = [*self.add(b"")], self.body.session.exchange
+        exchange = self.body.session.exchange
+        events = [*self.add(b"")]
         if exchange.refused:
             return events
         exchange.body = self.body
@@ -396,34 +397,20 @@ class InflatedBody(RequestBody):
 
 
 @attrs.define(eq=False)
-class Managing(RequestBody):
+class Managing(Whole):
     """The body of a request about named subscriptions, whose head is *event*: a JSON object."""
 
-    session: HttpSession
-    event: Manage
-    content: Whole
+    session: HttpSession = attrs.field(kw_only=True)
+    event: Manage = attrs.field(kw_only=True)
 
-    def add(self, data: bytes) -> Iterable[object]:
-        try:
-            self.content.add(data)
-        except TooLarge:
-            detail = f"body exceeds the limit of {self.content.largest} bytes"
-            return self.session.refuse(413, "too-large", detail)
-        return ()
+    def too_large(self) -> list[RequestRefused]:
+        return self.session.refuse(413, "too-large", f"body exceeds the limit of {self.largest} bytes")
 
-    def end(self) -> Iterable[object]:
+    def end(self) -> Sequence[object]:
         try:
-            return (with_body(self.event, b"".join(self.content.end()), self.session.time_of),)
+            return (with_body(self.event, bytes(self._data), self.session.time_of),)
         except ValueError as error:
             return self.session.refuse(400, "bad-body", str(error))
-
-    @property
-    def expected(self) -> int:
-        return self.content.expected
-
-    @property
-    def buffered(self) -> int:
-        return self.content.buffered
 
 
 @attrs.define(eq=False)
@@ -447,7 +434,7 @@ class HttpSession(WebSession):
             return self.refuse(403, "foreign-origin", READS_ONLY)
         handle: Callable[[RequestHead], Iterable[object]]
         if "subscriptions" in (path[0], *path[2:3]) and (managed := manage(request)) is not None:
-            methods, handle = allowed(managed), partial(self._manage, event=managed)
+            methods, handle = managed.methods, partial(self._manage, event=managed)
         elif path == otlp.PATH:
             methods, handle = ("POST",), self._post_logs
         elif path in (("",), ("streams",)):
@@ -594,7 +581,7 @@ class HttpSession(WebSession):
             if not isinstance(judged, int):
                 return judged
             largest = judged
-        self.exchange.body = Managing(self, event, Whole(largest, request.length))
+        self.exchange.body = Managing(largest, request.length, session=self, event=event)
         return ()
 
     def _delete(self, request: RequestHead) -> Iterable[object]:

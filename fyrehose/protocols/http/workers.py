@@ -27,9 +27,9 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError, LeaseLost
+from fyrehose.ndjson import record_of
 from fyrehose.net.clients import ConnectionOptions, ProcessException, process_exception
 from fyrehose.protocols.http.calling import Caller
-from fyrehose.protocols.http.client import runs_of
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.records import Record
 
@@ -348,10 +348,9 @@ class SharedWork:
         self._check(status, answer)
         leased = self.polling.asked_at + answer["waited"]
         for each in answer["records"]:
-            for run in runs_of(each["stream"], [each]):
-                record = WorkRecord(next(iter(run.records())), each["token"], each["failures"], leased)
-                record.keep(self.clock, leased + TRUSTED * self.lease)
-                self._waiting.append(record)
+            record = WorkRecord(record_of(each), each["token"], each["failures"], leased)
+            record.keep(self.clock, leased + TRUSTED * self.lease)
+            self._waiting.append(record)
 
     def _extend(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self._extend_all())

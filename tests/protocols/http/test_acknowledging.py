@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -50,8 +53,33 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> Iterator[Bench]:
+    """Yield an acknowledger, which leaves no timer when it is closed, whatever it has been through."""
+    made = Bench()
+    yield made
+    closed = made.acknowledger.close()
+    for _ in range(5):
+        if not closed.called and made.connections:
+            made.answer(200)
+    made.clock.pump([1] * 60 if not closed.called else [0])
+    assert closed.called, "it does not close"
+    assert not made.clock.getDelayedCalls(), "a timer is left"
+
+
+def test_report_is_answered_with_the_subscription(bench: Bench) -> None:
+    reporting = Deferred.fromCoroutine(bench.acknowledger.report({"rate": 2.5}))
+    head, _, body = bench.connections[-1][1].value().decode().partition("\r\n\r\n")
+    assert head.startswith("POST /subscriptions/a%20b/report HTTP/1.1\r\n")
+    assert json.loads(body) == {"rate": 2.5}
+    bench.answer(200, b'{"name": "a b", "lag": 3}')
+    assert reporting.result == {"name": "a b", "lag": 3}
+    asking = Deferred.fromCoroutine(bench.acknowledger.report(None))
+    assert bench.connections[-1][1].value().count(b"GET /subscriptions/a%20b HTTP/1.1\r\n") == 1
+    bench.answer(404, b'{"error": "there is none"}')
+    failure = asking.result
+    assert isinstance(failure, Failure)
+    assert failure.getErrorMessage() == "status 404: there is none"
+    asking.addErrback(lambda _: None)
 
 
 def test_waiting_acknowledgements_of_a_stream_become_one_request(bench: Bench) -> None:
@@ -141,6 +169,62 @@ def test_many_streams_are_acknowledged_in_several_requests(bench: Bench) -> None
     bodies = [json.loads(part.split("\r\n\r\n")[1])["positions"] for part in text.split("POST ")[1:]]
     assert [len(body) for body in bodies] == [1, MOST_STREAMS, 1]
     assert len({stream for body in bodies for stream in body}) == MOST_STREAMS + 2
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_newest_acknowledgement_of_each_stream_is_answered_whatever_happens(bench: Bench, seed: int) -> None:
+    """Numbers rise while requests are under way, refused or lost, some with an old generation, until it closes."""
+    dice, generation = Random(seed), 1
+    wanted: dict[str, int] = {}
+    told: dict[str, int] = {}
+    answered: Counter[int] = Counter()  # by connection
+
+    def answer(status: int) -> bool:
+        nonlocal told
+        at = len(bench.connections)
+        alive = bool(at) and bench.connections[-1][1].protocol is not None
+        text = bench.connections[-1][1].value().decode() if alive else ""
+        requests = [json.loads(each.split("\r\n\r\n")[1]) for each in text.split("POST ")[1:]]
+        if answered[at] >= len(requests):
+            return False
+        body = requests[answered[at]]
+        if body["generation"] == generation:
+            assert all(told.get(stream, 0) <= seq for stream, seq in body["positions"].items()), (
+                "an older number follows"
+            )
+            told |= body["positions"]
+        answered[at] += 1
+        bench.answer(status)
+        return True
+
+    for _ in range(60):
+        chance = dice.random()
+        if chance < 0.5:
+            stream = dice.choice("abc")
+            seq = max(1, wanted.get(stream, 0) + dice.randint(0, 3))
+            late = dice.random() < 0.1
+            bench.acknowledger.acknowledge(seq, generation - late, stream)
+            wanted |= {} if late else {stream: seq}
+        elif chance < 0.85:
+            answer(dice.choice([200, 200, 409]))
+        elif chance < 0.95 and bench.connections:
+            bench.lose()
+        elif chance > 0.97:
+            generation, wanted, told = generation + 1, {}, {}
+            bench.acknowledger.acknowledge(1, generation, "a")
+            wanted["a"] = 1
+    for _ in range(20):
+        while answer(200):
+            pass
+        bench.clock.advance(1)  # a lost connection is replaced
+    assert told == wanted, "each stream's newest number was sent, and answered"
+    bench.acknowledger.acknowledge(100, generation, "a")
+    closing = bench.acknowledger.close()
+    assert not closing.called, "it waits for the last answer"
+    assert answer(200)
+    assert not answer(200)
+    assert (closing.called, told["a"]) == (True, 100), "it closes as soon as everything is answered"
+    assert not bench.clock.getDelayedCalls()
 
 
 def test_a_refusal_names_the_streams(bench: Bench, log_lines: list[str]) -> None:

@@ -11,15 +11,16 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
-from fyrehose import ndjson, plugins
+from fyrehose import plugins
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.interfaces import IClientPlugin, ITailer
 from fyrehose.net.clients import ClientTarget
-from fyrehose.protocols.http.client import HttpTailer, runs_of
+from fyrehose.protocols.http.client import MOST_EVENT, HttpTailer
+from fyrehose.protocols.http.runs import RunForm
 from fyrehose.records import Run
 from tests.doubles.answering import EndingTransport, proxy
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.fyrehose.runs\r\nTransfer-Encoding: chunked\r\n"
 
 
 class Endpoint:
@@ -85,9 +86,7 @@ class Bench:
 
 
 def event(run: Run) -> bytes:
-    return b"".join(
-        b"id: %d\ndata: %b\n\n" % (seq, record) for seq, record in enumerate(ndjson.objects(run), run.first_seq)
-    )
+    return RunForm(b"", b"").encode((run,)).data
 
 
 def numbered(first: int, *payloads: bytes) -> Run:
@@ -117,11 +116,6 @@ def test_all_columns_arrive_as_they_were_published() -> None:
         *full.records(),
     ]
     assert bench.tailer.shortfall(False) == ""
-
-
-def test_consecutive_records_with_equal_labels_are_one_run() -> None:
-    objects = [json.loads(each) for run in (numbered(1, b"a", b"b"), numbered(4, b"c")) for each in ndjson.objects(run)]
-    assert [(run.first_seq, len(run)) for run in runs_of("a/b", objects)] == [(1, 2), (4, 1)]
 
 
 def test_client_without_a_position_begins_behind_the_last_record() -> None:
@@ -254,10 +248,10 @@ def test_a_proxy_is_asked_less_often_and_not_before_it_wants_to_be() -> None:
     assert pause_after(proxy(503, Retry_After="9")) >= 9
 
 
-def test_an_event_larger_than_any_record_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fyrehose.protocols.http.client.MOST_EVENT", 10)
+@pytest.mark.parametrize("data", [b'event: run\ndata: {"size": 99999999}\n\n', b"data: " + bytes(MOST_EVENT)])
+def test_an_event_larger_than_any_record_ends_the_connection(data: bytes) -> None:
     bench = Bench(after=0)
-    bench.answer(OK, b"data: much more")
+    bench.answer(OK, data)
     assert "larger than any record" in bench.tailer.shortfall(False)
 
 
@@ -288,8 +282,7 @@ def test_plugin_makes_a_tailer_and_a_publisher() -> None:
 
 
 def of(stream: str, first: int, *payloads: bytes) -> bytes:
-    run = Run.of(stream, payloads, source="http").numbered(first, 77)
-    return b"".join(b"data: %b\n\n" % record for record in ndjson.objects(run))
+    return event(Run.of(stream, payloads, source="http").numbered(first, 77))
 
 
 def listed(bench: Bench, **lasts: int) -> None:
@@ -297,7 +290,7 @@ def listed(bench: Bench, **lasts: int) -> None:
     assert bench.request == "GET /streams?match=logs.%2A&limit=1000 HTTP/1.1"
     streams = [{"name": f"logs.{name}", "first": 1, "last": last} for name, last in lasts.items()]
     body = json.dumps({"matching": len(streams), "page": 0, "streams": streams}).encode()
-    bench.answer(OK.replace(b"text/event-stream", b"application/json"), body[:20], body[20:])
+    bench.answer(OK.replace(b"application/vnd.fyrehose.runs", b"application/json"), body[:20], body[20:])
     bench.endpoint.connections[-1][0].dataReceived(b"0\r\n\r\n")
 
 

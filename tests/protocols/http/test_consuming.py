@@ -20,6 +20,7 @@ from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.standing import Standing
 from fyrehose.testing import ClientSide, MemoryJournal
+from tests.doubles.awkward import NUMBERS
 
 
 class World:
@@ -113,9 +114,22 @@ def test_an_acknowledgement_is_answered_when_it_is_durable() -> None:
     assert peer.answer()[1]["position"] == 7
 
 
+def test_report_of_a_consumer_is_shown_with_its_age_until_the_next_one() -> None:
+    world = World()
+    world.seqs()
+    assert "report" not in world.ask("GET /subscriptions/a")[1]
+    world.ask("POST /subscriptions/a/report", {"delivered": 7, "problem": "no route"})
+    world.clock.advance(2.5)
+    (listed,) = world.ask("GET /subscriptions")[1]["subscriptions"]
+    assert listed["report"] == {"delivered": 7, "problem": "no route", "ago": 2.5}
+    status, shown = world.ask("POST /streams/s/subscriptions/a/report", {"delivered": 9})
+    assert (status, shown["lag"], shown["report"]) == (200, 10, {"delivered": 9, "ago": 0})
+
+
 @pytest.mark.parametrize(
     ("line", "body", "status"),
     [
+        ("POST /subscriptions/b/report", {}, 404),
         ("POST /subscriptions/a/ack", {"seq": 11}, 409),
         ("POST /subscriptions/a/ack", {"seq": 1, "generation": 7}, 409),
         ("POST /subscriptions/b/ack", {"seq": 1}, 404),
@@ -285,6 +299,33 @@ def test_subscriptions_are_deleted() -> None:
     assert world.ask("GET /subscriptions") == (200, {"subscriptions": []})
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:6])
+def test_awkward_number_is_refused_or_shown_as_json(number: str) -> None:
+    """In every field that takes a number, of both kinds of subscription."""
+    world = World()
+    world.seqs()
+    assert world.ask("PUT /subscriptions/w", {"stream": "s", "shared": True})[0] == 200
+    shared = ("lease", "limit", "window", "most_waiting")
+    for line, fields in (
+        ("POST /subscriptions/a/ack", ("seq", "generation")),
+        ("POST /subscriptions/a/rewind", ("seq", "since", "positions")),
+        ("POST /subscriptions/a/report", ("delivered",)),
+        ("PUT /subscriptions/v", shared),
+        ("POST /subscriptions/w/lease", ("most", "wait")),
+        ("POST /subscriptions/w/release", ("consumer",)),
+        ("POST /subscriptions/w/pause", ("seconds", "paused")),
+    ):
+        for field in fields:
+            rest = {"PUT": '"stream": "s", "shared": true, ', "POS": ""}[line[:3]]
+            rest += '"consumer": "c", ' * line.endswith("lease") + '"seq": 1, ' * (field == "generation")
+            data = f'{{{rest}"{field}": {number}}}'.encode()
+            peer = world.peer()
+            peer.send(f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            assert peer.answer()[0] in (200, 400, 404, 409), f"{line} {field}"
+    shown = world.ask("GET /subscriptions")[1]
+    json.dumps(shown, allow_nan=False)
+
+
 def test_a_head_request_creates_nothing() -> None:
     world = World()
     assert world.ask("HEAD /streams/s?subscription=a")[0] == 200
@@ -307,7 +348,7 @@ def test_consuming_requires_the_right_consume() -> None:
     assert world.ask("GET /streams/s/live?subscription=a")[0] == 401
     assert world.ask("GET /subscriptions") == (200, {"subscriptions": []})
     world.broker.named.open("a", "s", 0)
-    for line in ("POST /subscriptions/a/ack", "POST /subscriptions/a/rewind"):
+    for line in ("POST /subscriptions/a/ack", "POST /subscriptions/a/report", "POST /subscriptions/a/rewind"):
         assert world.ask(line, {"seq": 1})[0] == 401
     assert world.ask("DELETE /subscriptions/a")[0] == 401
     assert world.ask("GET /subscriptions/a")[0] == 401

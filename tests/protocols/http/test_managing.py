@@ -8,18 +8,27 @@ from typing import Any
 import pytest
 
 from fyrehose.protocols.http.managing import (
+    KINDS,
     LARGEST,
-    METHODS,
+    LONGEST_DELAY,
+    MOST_ITEMS,
+    MOST_RESULTS,
+    MOST_SETTLED,
     Creation,
     LeaseRequest,
     Manage,
+    Result,
+    Settling,
+    answer_to,
     creation,
     lease_request,
     manage,
     paused,
+    settling,
 )
 from fyrehose.protocols.http.session import HttpSession, Live, Read, RequestLimits
 from fyrehose.records import LAST_SEQ
+from fyrehose.subscriptions.pool import Item, WorkOutcome
 from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.web import origins
 from fyrehose.web.session import RequestRefused
@@ -107,6 +116,8 @@ def test_invalid_positions_are_refused(body: bytes) -> None:
         ("GET /subscriptions/a/ack", 405),
         ("DELETE /subscriptions/a/rewind", 405),
         ("GET /subscriptions/a/other", 404),
+        ("GET /subscriptions/a/", 404),
+        ("DELETE /subscriptions/a/S", 404),
         ("GET /subscriptions/a/ack/b", 404),
         ("GET /subscriptions?x=1", 400),
         ("POST /subscriptions/a/ack", 411),
@@ -155,7 +166,9 @@ def test_invalid_parameters_are_refused(query: str) -> None:
 
 def test_a_page_of_a_listed_origin_may_send_every_method_of_a_subscription() -> None:
     """A browser sends no request whose method the answer to its preflight does not list."""
-    assert {method for methods in METHODS.values() for method in methods} <= set(origins.METHODS)
+    lines = ("GET /subscriptions", "GET /subscriptions/a", "POST /subscriptions/a/ack")
+    used = [managed(line, b'{"seq": 1}' if line[0] == "P" else None).methods for line in lines]
+    assert {method for methods in used for method in methods} <= set(origins.METHODS)
 
 
 def test_request_to_create_a_shared_subscription_has_defaults() -> None:
@@ -205,6 +218,9 @@ def test_request_to_pause_has_true_or_false() -> None:
             {"done": [[5, "1.1"]], "publish": [{"stream": "s", "payload_base64": "?"}]},
         ),
         ("POST /subscriptions/work/pause", {"paused": 1}),
+        ("POST /subscriptions/work/report", {"rates": [1, 2]}),
+        ("POST /subscriptions/work/report", {"error": None}),
+        ("POST /subscriptions/work/report", {"error": "x" * 2_048}),
     ],
 )
 def test_invalid_bodies_are_refused(line: str, body: Any) -> None:
@@ -215,3 +231,118 @@ def test_invalid_bodies_are_refused(line: str, body: Any) -> None:
     assert (
         "expected" in refusal["error"] or "use" in refusal["error"] or "needs" in refusal["error"] or refusal["error"]
     )
+
+
+def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> None:
+    fields = {
+        "done": [[7, "3.1"], [[8, 9], "3.2"], ["logs.a", 4, "3.1"]],
+        "failed": [[5, "3.1", {"delay": 60}]],
+        "reject": [[6, "3.1", {"why": "no address"}]],
+        "publish": [
+            {"stream": "s", "payload": "\u00e9"},
+            {"stream": "s", "payload_base64": "AAE=", "content_type": "x/y"},
+        ],
+        "consumer": "w",
+    }
+    done = [
+        Item("done", 7, 7, (3, 1)),
+        Item("done", 8, 9, (3, 2)),
+        Item("done", 4, 4, (3, 1), "logs.a"),
+    ]
+    others = [Item("failed", 5, 5, (3, 1), delay=60.0), Item("reject", 6, 6, (3, 1), why="no address")]
+    results = [Result("s", b"\xc3\xa9"), Result("s", b"\0\1", "x/y")]
+    assert settling(fields) == Settling([*done, *others], results, "w")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"done": 5},
+        {"done": [[5, "x"]]},
+        {"done": [[5, "1.x"]]},
+        {"done": [[[9, 5], "1.1"]]},
+        {"failed": [[5, "1.1", {"delay": -1}]]},
+        {"reject": [[5, "1.1", {"why": 7}]]},
+        {"publish": [{"stream": "s", "payload": "x"}]},
+        {"settle": []},
+    ],
+)
+def test_invalid_requests_say_what_is_expected(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected|needs|use|at most"):
+        settling(fields)
+
+
+def results(count: int) -> dict[str, Any]:
+    return {"done": [[1, "1.1"]], "publish": [{"stream": "s", "payload": ""}] * count}
+
+
+def items(*counts: int) -> dict[str, Any]:
+    """Return a request with that many items of each kind, of one record each."""
+    lists = [[[10_000 * kind + seq, "1.1"] for seq in range(1, count + 1)] for kind, count in enumerate(counts)]
+    return dict(zip(KINDS, lists, strict=False))
+
+
+def ranges(*sizes: int) -> dict[str, Any]:
+    return {"done": [[[100_000 * at + 1, 100_000 * at + size], "1.1"] for at, size in enumerate(sizes)]}
+
+
+@pytest.mark.parametrize(
+    ("most", "one_more"),
+    [
+        (items(MOST_ITEMS), items(MOST_ITEMS + 1)),
+        (items(1, 0, 2, MOST_ITEMS - 3), items(1, 0, 2, MOST_ITEMS - 2)),
+        (ranges(MOST_SETTLED), ranges(MOST_SETTLED + 1)),
+        (ranges(1, MOST_SETTLED - 4, 3), ranges(1, MOST_SETTLED - 4, 4)),
+        (results(MOST_RESULTS), results(MOST_RESULTS + 1)),
+        ({"failed": [[1, "1.1", {"delay": LONGEST_DELAY}]]}, {"failed": [[1, "1.1", {"delay": LONGEST_DELAY + 1}]]}),
+        ({"done": [[LAST_SEQ, "1.1"]]}, {"done": [[LAST_SEQ + 1, "1.1"]]}),
+        ({"done": [[1, f"1.{10**15 - 1}"]]}, {"done": [[1, f"1.{10**15}"]]}),
+    ],
+)
+def test_request_may_reach_each_limit_and_not_exceed_it(most: dict[str, Any], one_more: dict[str, Any]) -> None:
+    """The time that a request takes depends on its items, not on the records in their ranges."""
+    settling(most)
+    with pytest.raises(ValueError, match=r"at most|from 0 to|expected"):
+        settling(one_more)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.0, True, "1", None, [1], {}, LAST_SEQ + 1, float("nan")], ids=repr)
+def test_item_has_whole_numbers_of_records_at_both_ends(wrong: object) -> None:
+    for numbers in (wrong, [wrong, 5], [1, wrong], [1, 2, wrong]):
+        with pytest.raises(ValueError, match="expected"):
+            settling({"done": [[numbers, "1.1"]]})
+
+
+def test_results_carry_the_name_of_their_worker() -> None:
+    work = settling({"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x"}]})
+    (run,) = work.runs("http", "w")
+    assert (run.stream, run.source, run.producer, [bytes(each) for each in run.payloads()]) == (
+        "r",
+        "http",
+        "w",
+        [b"x"],
+    )
+
+
+def test_an_answer_has_the_settled_ranges_and_the_refused_records() -> None:
+    work = settling({"done": [[[1, 4], "1.1"], [6, "1.1"]], "extend": [[9, "1.1"]]})
+    refused = [(Item("done", 2, 3, (1, 1)), "final")]
+    extended = [(Item("extend", 9, 9, (1, 1)), (2, 1))]
+    outcome = WorkOutcome(settled={"s": [(1, 1), (4, 4), (6, 6)]}, refused=refused, extended=extended)
+    assert json.loads(json.dumps(answer_to(outcome, work, False))) == {
+        "refused": [{"seq": 2, "why": "final"}, {"seq": 3, "why": "final"}],
+        "settled": [1, 4, 6],
+        "extended": [{"seq": 9, "token": "2.1"}],
+    }
+    named = answer_to(WorkOutcome(settled={"s": [(1, 1)]}), settling({"done": [["s", 1, "1.1"]]}), True)
+    assert named["settled"] == [{"stream": "s", "seq": 1}]
+    refusal = WorkOutcome(refused=[(Item("done", 2, 3, (1, 1), "s"), "final")])
+    assert answer_to(refusal, settling({"done": [["s", [1, 3], "1.1"]]}), True)["refused"] == [
+        {"stream": "s", "seq": seq, "why": "final"} for seq in (2, 3)
+    ]
+
+
+def test_a_request_with_results_does_nothing_if_any_record_is_refused() -> None:
+    work = settling({"done": [[1, "1.1"]], "publish": [{"stream": "r", "payload": "x"}]})
+    answer = answer_to(WorkOutcome(refused=[(Item("done", 1, 1, (1, 1)), "final")]), work, False)
+    assert answer.keys() == {"error", "refused"}

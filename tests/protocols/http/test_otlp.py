@@ -222,6 +222,8 @@ def test_messages_of_a_request_have_a_limit_together() -> None:
                 b'{"body": "text"}',
                 b'{"body": {"stringValue": 5}}',
                 b'{"body": {"doubleValue": []}}',
+                b'{"body": {"doubleValue": 1e999}}',
+                b'{"body": {"doubleValue": 1%b}}' % (b"0" * 400),
                 b'{"body": {"stringValue": "\\ud800"}}',
                 b'{"attributes": [{"key": 1}]}',
             )
