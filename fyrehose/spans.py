@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 import attrs
 
+from fyrehose.records import LAST_SEQ
+
 S = TypeVar("S")
 
 #: Ranges of numbers: the first and the last number of each.
@@ -64,18 +66,23 @@ class Spans(Generic[S]):
                 found.append((max(first, span.first), min(last, span.last), span.state))
         return found
 
+    def behind(self, number: int, most: int) -> list[tuple[int, int, S]]:
+        """Return the first *most* ranges behind *number* that have a state, each with its state."""
+        at = bisect_right(self._firsts, number)
+        if at and self._spans[at - 1].last > number:
+            at -= 1
+        return [(max(number + 1, span.first), span.last, span.state) for span in self._spans[at : at + most]]
+
     def remove(self, first: int, last: int) -> list[Span[S]]:
         """Remove the states of the numbers from *first* to *last*, and return their spans."""
-        begin = self._split(first)
-        end = self._split(last + 1)
+        begin, end = self._split(first, last)
         removed = self._spans[begin:end]
         del self._firsts[begin:end], self._spans[begin:end]
         return removed
 
     def set(self, first: int, last: int, state: S) -> list[Span[S]]:
         """Give the numbers from *first* to *last* the *state*, and return the spans that this replaces."""
-        begin = self._split(first)
-        end = self._split(last + 1)
+        begin, end = self._split(first, last)
         removed = self._spans[begin:end]
         low, high = begin, end
         if begin and self._spans[begin - 1].last == first - 1 and self._spans[begin - 1].state == state:
@@ -90,15 +97,18 @@ class Spans(Generic[S]):
         self._firsts.clear()
         self._spans.clear()
 
-    def _split(self, number: int) -> int:
-        """Split the span around *number* before it, and return the index of the first span from *number* on."""
-        at = bisect_right(self._firsts, number - 1)
-        if at and self._spans[at - 1].last >= number:
-            before = self._spans[at - 1]
-            self._firsts.insert(at, number)
-            self._spans.insert(at, Span(number, before.last, before.state))
-            before.last = number - 1
-        return at
+    def _split(self, first: int, last: int) -> tuple[int, int]:
+        """Split the spans at both ends of a range; return the index of its first span, and of the first one behind."""
+        ends = []
+        for number in (first, last + 1):
+            at = bisect_right(self._firsts, number - 1)
+            if at and self._spans[at - 1].last >= number:
+                before = self._spans[at - 1]
+                self._firsts.insert(at, number)
+                self._spans.insert(at, Span(number, before.last, before.state))
+                before.last = number - 1
+            ends.append(at)
+        return ends[0], ends[1]
 
 
 class NumberSet:
@@ -113,9 +123,9 @@ class NumberSet:
     def __contains__(self, number: int) -> bool:
         return number <= self.floor or self._above.find(number) is not None
 
-    def above(self) -> Ranges:
-        """Return the ranges above the floor, in ascending order."""
-        return [(span.first, span.last) for span in self._above]
+    def above(self, number: int = 0, most: int = LAST_SEQ) -> Ranges:
+        """Return the first *most* ranges above the floor and behind *number*, in ascending order."""
+        return [(first, last) for first, last, _ in self._above.behind(number, most)]
 
     @property
     def highest(self) -> int:
@@ -137,15 +147,14 @@ class NumberSet:
             self._above.remove(lowest.first, lowest.last)
         return new
 
-    def gaps(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges from *first* to *last* that are not in the set."""
-        at = max(first, self.floor + 1)
+    def gaps(self, first: int, last: int) -> Ranges:
+        """Return the ranges from *first* to *last* that are not in the set."""
+        at, found = max(first, self.floor + 1), []
         for begin, end, _ in self._above.within(at, last):
             if at < begin:
-                yield at, begin - 1
+                found.append((at, begin - 1))
             at = end + 1
-        if at <= last:
-            yield at, last
+        return [*found, (at, last)] if at <= last else found
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:

@@ -9,6 +9,7 @@ round, because examining hundreds of thousands at once would block the reactor f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 
 import attrs
 
@@ -71,7 +72,7 @@ class Lags:
             self._truncate()
 
     def _truncate(self) -> None:
-        self.furthest.sort(key=_lag_of, reverse=True)
+        self.furthest.sort(key=itemgetter(0), reverse=True)
         del self.furthest[self.listed :]
         self._threshold = self.furthest[-1][0] + 1
 
@@ -128,7 +129,3 @@ class SubscriberLags:
 def _batches(cursors: list[Cursor], size: int) -> Iterator[list[Cursor]]:
     """Return *cursors* in lists of *size*; the last list is always shorter, and may be empty."""
     return (cursors[at : at + size] for at in range(0, len(cursors) + 1, size))
-
-
-def _lag_of(entry: tuple[int, Cursor]) -> int:
-    return entry[0]

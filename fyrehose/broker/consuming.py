@@ -9,11 +9,12 @@ letters and results need ``publish`` in their streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, inlineCallbacks, maybeDeferred
+from twisted.python.failure import Failure
 
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.state_stream import Steps
@@ -67,9 +68,11 @@ class Consuming:
         :raises NoSuchSubscription: there is none
         :raises SubscriptionConflict: it is one of another stream
         """
-        found = self.table.find(name)
+        found, peer = self.table.find(name), self.peer
         options = found.options
-        self.peer.check(Action.CONSUME, options.stream)
+        if peer.rights is not None and not peer.permits(Action.CONSUME, options.stream):
+            target = "" if peer.permits(Action.SUBSCRIBE, options.stream) else f"subscription {name!r}"
+            raise peer.rights.refusal(Action.CONSUME, options.stream, target)
         if stream is not None and (options.stream, options.pattern) != (stream, pattern):
             raise SubscriptionConflict(
                 f"subscription {name!r} is one of {_kind(options.pattern)} {options.stream!r}, not of "
@@ -196,12 +199,11 @@ class Consuming:
     ) -> Deferred[list[LeasedRun]]:
         """Lease records; see :meth:`.SharedSubscription.lease`.  A request that waits ends with the peer's rights."""
         rights = ((Action.SUBSCRIBE, shared.options.stream), (Action.CONSUME, shared.options.stream))
-        for right, stream in rights:
-            self.peer.check(right, stream)
+        self.peer.check(*rights[0])  # the right to consume was checked when the subscription was found
         found = shared.lease(consumer, request, most, wait)
         if not found.called:
             waiting = next(each for each in shared.waiting if each.answer is found)
-            over = self.peer.wait(rights, lambda reason: shared.fail(waiting, reason))
+            over = self.peer.wait(rights, lambda reason: shared.answer(waiting, Failure(reason)))
             found.addBoth(lambda result: (over(), result)[1])
         return found
 
@@ -250,17 +252,18 @@ class Consuming:
         forgotten: bool = self.table.journal.keeper.delete(name)
         return forgotten
 
-    def listed(self) -> list[dict[str, object]]:
-        """Return the subscriptions that the peer may consume, as objects for JSON; none if another server may lead.
+    def listed(self) -> Iterator[dict[str, object]]:
+        """Yield the subscriptions that the peer may consume, as objects for JSON; none if another server may lead.
 
         A peer that may consume all streams also sees the subscriptions of programs that read the journal's files.
+        Subscriptions may be created and deleted meanwhile.
         """
         permits = self.peer.permits
-        every = () if self.table.journal.standing.elsewhere else self.table.entries.values()
-        found = [describe(each) for each in every if permits(Action.CONSUME, each.options.stream)]
+        for each in [] if self.table.journal.standing.elsewhere else list(self.table.entries.values()):
+            if not each.gone and permits(Action.CONSUME, each.options.stream):
+                yield describe(each)
         if permits(Action.CONSUME, EVERY):
-            found += [described(each) for each in self.table.journal.keeper.subscriptions()]
-        return found
+            yield from map(described, self.table.journal.keeper.subscriptions())
 
     def _do(self, found: NamedSubscription, change: Callable[[], Deferred[Any]]) -> Deferred[Any]:
         def checked() -> Deferred[Any]:

@@ -43,7 +43,7 @@ class Peer:
     """The broker for the peers of one identity; see :class:`.IBroker`.
 
     :ivar rights: what the access policy allows these peers; None: everything, because this is the server itself
-    :ivar permits: see :meth:`.IBroker.permits`
+    :ivar permits: see :meth:`.IBroker.permits`; *check* is :meth:`.IBroker.check`
     :ivar network: the network of the peers, for which their subscriptions count; empty: the server itself
     """
 
@@ -53,6 +53,7 @@ class Peer:
     budget: InFlight = attrs.field(init=False)
     turns: Turns = attrs.field(init=False)
     permits: Callable[[Action, str], bool] = attrs.field(init=False)
+    check: Callable[[Action, str], None] = attrs.field(init=False)
     network: str = attrs.field(init=False)
     #: the number of subscriptions and of requests that wait, and the timer that ends them when the signed token expires
     _subscribed: int = attrs.field(default=0, init=False)
@@ -61,9 +62,10 @@ class Peer:
     def __attrs_post_init__(self) -> None:
         self.counters, self.budget, self.turns = self.broker.counters, self.broker.budget, self.broker.turns
         if self.rights is None:
-            self.permits, self.network = _permit_all, ""
+            self.permits, self.check, self.network = _permit_all, _allow_all, ""
         else:
-            self.permits, self.network = self.rights.permits, network_of(self.rights.identity.host)
+            self.permits, self.check = self.rights.permits, self.rights.check
+            self.network = network_of(self.rights.identity.host)
 
     @property
     def standing(self) -> Standing:
@@ -105,10 +107,6 @@ class Peer:
 
     def has(self, action: Action) -> bool:
         return self.rights is None or self.rights.has(action)
-
-    def check(self, action: Action, stream: str) -> None:
-        if self.rights is not None and not self.rights.permits(action, stream):
-            raise self.rights.refusal(action, stream)
 
     # Publishing.
 
@@ -272,6 +270,10 @@ class RightsWait:
 
 def _permit_all(action: Action, stream: str) -> bool:
     return True
+
+
+def _allow_all(action: Action, stream: str) -> None:
+    """Raise nothing."""
 
 
 def _log_failure(failure: Failure) -> None:

@@ -146,8 +146,6 @@ class NamedRoom:
     most: int
     counts: FairShare[object] = attrs.field(init=False)
     memory: FairShare[object] = attrs.field(init=False)
-    #: by subscription: its creator, its entries, and the bytes that were charged for it
-    _counted: dict[object, tuple[str, int, int]] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.counts = FairShare(self.most, each=(self.most + 1) // 2)
@@ -158,13 +156,12 @@ class NamedRoom:
         self.most = self.counts.capacity = most
         self.counts.each = (most + 1) // 2
 
-    def has(self, creator: str, count: int) -> bool:
-        """Return whether *creator* may have *count* more subscriptions, or streams of subscriptions of patterns.
+    def left(self, creator: str) -> float:
+        """Return how many more streams of patterns the subscriptions of *creator* may have.
 
         :param creator: a network; empty: the server itself
         """
-        kept = 2 * (self.budget.kept + ENTRY * count)
-        return count <= self.counts.room(creator or None) and kept <= self.budget.limit
+        return min(self.counts.room(creator or None), (self.budget.limit // 2 - self.budget.kept) // PLACE)
 
     def check(self, name: str, creator: str, count: int, memory: int = 0) -> None:
         """Check that the limits leave room for subscription *name*, which *creator* is about to create.
@@ -189,32 +186,15 @@ class NamedRoom:
                 "choose a smaller window, or raise server.memory"
             )
 
-    def count(self, subscription: object, creator: str, places: int, memory: int = 0) -> None:
-        """Update what is counted of *subscription*.
+    def count(self, creator: str, entries: int, streams: int, memory: int = 0) -> None:
+        """Count *entries* more subscriptions of *creator*, and *streams* more of their patterns; negative: less.
 
-        :param places: 1, and 1 for each stream of its pattern
-        :param memory: what it takes besides, in bytes
+        :param memory: what they take besides, in bytes
         """
-        before, places_before, charged = self._counted.get(subscription, (creator, 0, 0))
-        wanted = ENTRY + PLACE * (places - 1) + memory
-        if wanted < charged:
-            self.budget.forget(charged - wanted)
-        elif not self.budget.keep(wanted - charged):
-            wanted = charged
-        if before != creator:
-            self.counts.take(before, -places_before)
-            self.memory.take(before, -charged)
-            places_before = charged = 0
-        self.counts.take(creator, places - places_before)
-        self.memory.take(creator, wanted - charged)
-        self._counted[subscription] = creator, places, wanted
-
-    def forget(self, subscription: object) -> None:
-        """Stop counting *subscription*, which was deleted, and release its memory."""
-        creator, places, charged = self._counted.pop(subscription, ("", 0, 0))
-        self.counts.take(creator, -places)
-        self.memory.take(creator, -charged)
-        self.budget.forget(charged)
+        size = ENTRY * entries + PLACE * streams + memory
+        self.counts.take(creator, entries + streams)
+        self.memory.take(creator, size)
+        self.budget.change_kept(size)
 
 
 def _keys(identity: Identity) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ Times are in microseconds since 1970 UTC.
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 
 from fyrehose.subscriptions.exclusive import ExclusiveSubscription
@@ -28,7 +29,7 @@ def describe(subscription: NamedSubscription) -> dict[str, object]:
         "kind": subscription.options.kind,
         "stream": subscription.options.stream,
         **own,
-        "streams_left_out": len(subscription.left_out),
+        "streams_left_out": subscription.left_out,
         "active": subscription.active,
     }
 
@@ -43,7 +44,17 @@ def _describe_exclusive(exclusive: ExclusiveSubscription) -> dict[str, object]:
     lag, seconds = exclusive.table.lags.of(exclusive)
     place = {"position": exclusive.seq} if exclusive.pattern is None else {"streams": len(exclusive.tracks)}
     generation, consumer = exclusive.epoch, exclusive.consumer is not None
-    return {**place, "lag": lag, "lag_seconds": seconds, "generation": generation, "consumer": consumer}
+    found: dict[str, object] = {
+        **place,
+        "lag": lag,
+        "lag_seconds": seconds,
+        "generation": generation,
+        "consumer": consumer,
+    }
+    report = exclusive.report
+    if report is not None:
+        found["report"] = {**json.loads(report.text), "ago": round(exclusive.table.clock.seconds() - report.at, 3)}
+    return found
 
 
 def _positions(subscription: NamedSubscription) -> dict[str, object]:

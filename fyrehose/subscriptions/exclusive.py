@@ -44,17 +44,31 @@ class PollLease:
     sent: Mapping[str, int]
 
 
+@attrs.frozen
+class ConsumerReport:
+    """The last report of a consumer about itself.
+
+    :ivar text: a JSON object of texts and numbers, which the server passes on as they are
+    :ivar at: when the report came (monotonic, seconds)
+    """
+
+    text: bytes
+    at: float
+
+
 @attrs.define(eq=False)
 class ExclusiveSubscription(NamedSubscription):
     """A subscription with one consumer; its epoch is the *generation* of that.
 
     :ivar consumer: the present consumer; None: there is none
     :ivar lease: the lease of a polling consumer between an answer and its acknowledgement; None: there is none
+    :ivar report: the last report of a consumer since the server started; None: there was none
     """
 
     tracks: dict[str, Track] = attrs.field(factory=dict, init=False)
     consumer: Consumer | None = attrs.field(default=None, init=False)
     lease: PollLease | None = attrs.field(default=None, init=False)
+    report: ConsumerReport | None = attrs.field(default=None, init=False)
     #: the numbers that were acknowledged, and wait until the change before them is durable
     _wanted: dict[str, int] = attrs.field(factory=dict, init=False)
 
@@ -105,6 +119,10 @@ class ExclusiveSubscription(NamedSubscription):
         """Record that *consumer* has disconnected; do nothing if it is not the present consumer."""
         if self.consumer is consumer:
             self.consumer = None
+
+    def take_report(self, text: bytes) -> None:
+        """Keep what a consumer says about itself, in memory, until the next report."""
+        self.report = ConsumerReport(text, self.table.clock.seconds())
 
     def hold(self, holder: str, seconds: float, sent: Mapping[str, int]) -> None:
         """Reserve the subscription for *holder* for some *seconds*, or until it has acknowledged what was *sent*.
@@ -205,8 +223,7 @@ class ExclusiveSubscription(NamedSubscription):
         for stream in gone:
             del self.tracks[stream]
             self.saved.streams.pop(stream, None)
-        if gone:
-            self.table.count(self)
+        self.table.room.count(self.network, 0, -len(gone))
 
     def end(self, reason: FyrehoseError) -> None:
         consumer, self.consumer, self.lease = self.consumer, None, None

@@ -21,19 +21,21 @@ _SPACE = " \t\n\r"
 
 
 def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> tuple[dict[int, str], int]:
-    """Return the keys of records from *first* on, and the number up to which the portion goes, at most *last*.
+    """Return the keys of a portion of records from *first* to at most *last*, and the last number of the portion.
 
-    A record without a key gets a key of its own.  Records that the journal does not have are left out.
+    A record without a key gets a key of its own.  A portion ends where the journal lacks a record.  If it lacks
+    *first*, the portion has no keys, and is all that the journal lacks from there on, even beyond *last*.
     """
     found: dict[int, str] = {}
     runs = journal.read(stream, first, PORTION)
-    for run in runs:
-        for record in run.records():
-            if record.seq > last:
-                return found, last
-            value = _key(record, key)
-            found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
-    return found, min(last, runs[-1].last_seq) if runs else last
+    if not runs or runs[0].first_seq > first:
+        return found, runs[0].first_seq - 1 if runs else max(first, journal.bounds(stream)[1])
+    for record in (each for run in runs for each in run.records()):
+        if record.seq > min(last, first + len(found)):
+            break
+        value = _key(record, key)
+        found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
+    return found, first + len(found) - 1
 
 
 def _key(record: Record, key: str) -> str | None:

@@ -5,8 +5,7 @@ the last acknowledged numbers, the ends of the streams -> records; a look at som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from itertools import cycle, islice
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 log = Logger()
 
-#: How many streams' oldest unacknowledged records are read in one call of :meth:`SubscriptionLags.look`.
+#: How many streams' oldest unacknowledged records :meth:`SubscriptionLags.look` reads.
 LOOKS = 20
 
 
@@ -57,21 +56,20 @@ class SubscriptionLags:
         time = named.oldest.get(stream, (0, 0))[1]
         return records, max(0, self.now() - time) / 1e6 if time else None
 
-    def look(self, entries: Collection[NamedSubscription]) -> None:
-        """Look up the oldest unacknowledged records of some streams; call it every second."""
-        ends = self.journal.ends()
-        behind = []
+    def look(self, entries: Collection[NamedSubscription]) -> Iterator[None]:
+        """Look up the oldest unacknowledged records of the next streams, in steps; begin this every second."""
+        ends, behind = self.journal.ends(), 0
         for named in entries:
-            for stream, seq in named.places.items():
-                if ends.get(stream, 0) > seq:
-                    behind.append((named, stream, seq + 1))
-                else:
+            for stream, seq in () if named.gone else named.places.items():
+                if ends.get(stream, 0) <= seq:
                     named.oldest.pop(stream, None)
-        self._next %= max(1, len(behind))
-        for named, stream, first in islice(cycle(behind), self._next, self._next + min(LOOKS, len(behind))):
-            if named.oldest.get(stream, (0, 0))[0] != first:
-                named.oldest[stream] = (first, self._time(named.name, stream, first))
-        self._next += LOOKS
+                    continue
+                known, first = named.oldest.get(stream, (0, 0))[0], seq + 1
+                if known != first and self._next <= behind < self._next + LOOKS:
+                    named.oldest[stream] = (first, self._time(named.name, stream, first))
+                behind += 1
+            yield
+        self._next = self._next + LOOKS if behind > self._next + LOOKS else 0
 
     def _time(self, name: str, stream: str, first: int) -> int:
         try:

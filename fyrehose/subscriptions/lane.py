@@ -25,7 +25,8 @@ rules, which a checked model has as well (tests/verification/consumers/model.py)
 16. A new record is leased while fewer than ``window`` records at or below it are not final.
 17. A record that retention deletes expires: at once if it waits, else when its lease or the wait of rule 12 ends.
 18. A checkpoint holds what was appended.
-19. All that a request changes is one batch, and its answer waits for all of it.
+19. All that a request changes is one batch, and its answer waits for all of it.  Only what a dead worker has may be
+    returned by several batches.
 20. A change is encoded and accepted before memory changes; what is accepted becomes durable, or the server ends.
 21. One turn handles a bounded number of records and bytes; the rest waits for the next turn.
 22. After a start only what can have been leased waits: an orderly stop writes the exact reach and what is leased, and
@@ -37,22 +38,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import attrs
 
 from fyrehose.records import Run
-from fyrehose.spans import NumberSet, Ranges, Spans, merged
+from fyrehose.spans import Ranges, Spans, merged
 from fyrehose.subscriptions.progress import KEPT_LETTERS, DeadLetter, Ended, StreamProgress, packed_ranges
 
 if TYPE_CHECKING:
-    from fyrehose.subscriptions.pool import LeasePool
+    from fyrehose.subscriptions.pool import Item, LeasePool
 
 #: A record may be returned as not tried this many times its ``limit``; then each further return counts as a failure.
 UNTRIED = 10
 #: How many records with keys one request for records looks at.
-LOOKS = 1_000
+LOOKS = 500
+#: How many ranges of records with a lease that ends one draft has at most (rule 21).
+MOST_ENDS = 250
 
 #: The token of a lease: the epoch of the server, and how many leases the record has had.
 Token = tuple[int, int]
@@ -60,15 +64,16 @@ Token = tuple[int, int]
 
 @attrs.frozen(eq=False, slots=True)
 class Leased:
-    """The state of records that one worker has until the time *end*."""
+    """The state of records that one worker has until the time *end*.
+
+    :ivar held: whether the server before gave the lease, so that its token still counts: the worker may not have got
+        the answer with the new one
+    """
 
     ended: Ended
     consumer: str
     end: float
-
-    @property
-    def number(self) -> int:
-        return self.ended[0] + 1
+    held: bool = False
 
 
 @attrs.frozen(eq=False, slots=True)
@@ -96,6 +101,8 @@ class Waiting:
 
 
 State = Leased | Waiting
+#: A range of records with their state, None: they have none; and why an action on them is refused, empty: it is not.
+Judged = tuple[int, int, State | None, str]
 
 
 @attrs.frozen
@@ -122,7 +129,6 @@ class Change:
     :ivar returned: the ranges whose leases end without a settling, each with its next state
     :ivar hold: the records that are leased at an orderly stop, for which *reach* is exact (rule 22); None: no stop
     :ivar rewind: everything about the stream is forgotten, and it continues behind this number; None: no rewind
-    :ivar taken: the records whose end the draft has decided
     :ivar floor: the floor of the lane after this change
     """
 
@@ -130,12 +136,11 @@ class Change:
     dead: Ranges = attrs.field(factory=list)
     expired: Ranges = attrs.field(factory=list)
     returned: list[tuple[int, int, Waiting]] = attrs.field(factory=list)
-    letters: deque[DeadLetter] = attrs.field(factory=lambda: deque(maxlen=KEPT_LETTERS))
+    letters: deque[DeadLetter] = attrs.field(factory=partial(deque, maxlen=KEPT_LETTERS))
     lost: int = 0
     reach: int = 0
     hold: Ranges | None = None
     rewind: int | None = None
-    taken: NumberSet = attrs.field(factory=NumberSet)
     floor: int = attrs.field(default=0, init=False)
     _fields: dict[str, object] | None = attrs.field(default=None, init=False)
 
@@ -143,11 +148,6 @@ class Change:
     def ended(self) -> Ranges:
         """Return the ranges that become final."""
         return [*self.settled, *self.dead, *self.expired]
-
-    def expire(self, first: int, last: int) -> None:
-        """Add that the records from *first* to *last* expire, except those whose end the draft has decided."""
-        self.expired += self.taken.gaps(first, last)
-        self.taken.add(first, last)
 
     def fields(self) -> dict[str, object]:
         """Return the fields of the record that stores the change, which must not change any more."""
@@ -176,6 +176,8 @@ class Draft:
 
     :ivar epoch: the epoch that begins; 0: none does
     :ivar whole: what changes of the subscription as a whole: ``paused``, ``owner`` or ``redriven``
+    :ivar ends: how many ranges of records have a lease that it ends without a settling
+    :ivar full: whether it has no room for the end of a further lease
     :ivar letters: the dead letters
     :ivar size: their payload, in bytes; *looked* is how many records were looked at for them
     :ivar created: the streams that the dead letters create
@@ -185,6 +187,8 @@ class Draft:
     changes: dict[Track, Change] = attrs.field(factory=dict)
     epoch: int = 0
     whole: dict[str, object] = attrs.field(factory=dict, kw_only=True)
+    ends: int = 0
+    full: bool = False
     letters: list[Run] = attrs.field(factory=list)
     size: int = 0
     looked: int = 0
@@ -233,8 +237,8 @@ class Lane(Track):
     """The leases of one stream of a shared subscription.
 
     :ivar bounds: returns the oldest and the last durable number of the stream
-    :ivar keys: returns the keys of some records from a number on, and the number up to which it has looked; None:
-        records have no keys
+    :ivar keys: see :func:`~fyrehose.subscriptions.keys.keys_of`; None: records have no keys
+    :ivar last: the last durable number of the stream
     :ivar seen: the highest number that was leased, or was skipped because its record is final or missing
     :ivar spans: the states of the records up to *seen* that are not final
     :ivar durable_reach: the reach that is durable
@@ -243,6 +247,7 @@ class Lane(Track):
     pool: LeasePool
     bounds: Callable[[], tuple[int, int]]
     keys: Callable[[int, int], tuple[dict[int, str], int]] | None = None
+    last: int = attrs.field(init=False)
     seen: int = attrs.field(init=False)
     spans: Spans[State] = attrs.field(factory=Spans, init=False)
     durable_reach: int = attrs.field(init=False)
@@ -253,8 +258,8 @@ class Lane(Track):
     #: the records that were open at the start, and whose keys were not read yet
     _unread_key: int = attrs.field(init=False)
     _unread_end: int = attrs.field(init=False)
-    #: open records that were deleted before their keys were read, and the changes that write ends without known keys
-    _blind: list[int] = attrs.field(factory=list, init=False)
+    #: records that the journal lacked when their keys were read, and the changes that write ends without known keys
+    _blind: Ranges = attrs.field(factory=list, init=False)
     _blind_ends: set[Change] = attrs.field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -262,9 +267,10 @@ class Lane(Track):
         final = self.progress.final
         self.pool.lanes[self.stream] = self
         self.durable_reach = self.progress.reach
-        self.seen = self._unread_end = max(final.floor, min(self.progress.reach, self.bounds()[1]))
+        self.last = self.bounds()[1]
+        self.seen = self._unread_end = max(final.floor, min(self.progress.reach, self.last))
         self._unread_key = final.floor + 1
-        open_, until = list(final.gaps(1, self.seen)), self.pool.hold_until
+        open_, until = final.gaps(1, self.seen), self.pool.hold_until
         for first, last in open_:
             self.put(first, last, Waiting())
         for first, last in open_ if self.progress.hold is None else self.progress.hold:
@@ -282,13 +288,18 @@ class Lane(Track):
         """Mark this lane as one that may have records to lease, so that the next requests for records ask this lane."""
         self.pool.stirred.setdefault(self.stream, self)
 
+    def arrived(self, last: int) -> None:
+        """Record that the stream has durable records up to *last*."""
+        self.last = last
+        self.stir()
+
     def has_more(self) -> bool:
         """Return whether the lane has records that can be leased as soon as the window and the reach allow that."""
-        return bool(self._ready) or self.seen < self.bounds()[1]
+        return bool(self._ready) or self.seen < self.last
 
     def available(self) -> int:
         """Return about how many records could be leased now."""
-        new = min(self.pool.room(), max(0, self.bounds()[1] - self.seen))
+        new = min(self.pool.room(), max(0, self.last - self.seen))
         return sum(last - first + 1 for first, _, last, _ in self._ready[:100]) + new
 
     # States.
@@ -301,11 +312,13 @@ class Lane(Track):
             replaced = self.spans.set(first, last, state)
             self.pool.count(state, last - first + 1)
         for span in replaced:
-            self.pool.count(span.state, -len(span))
+            self.pool.count(span.state, span.first - span.last - 1)
 
     def _wait(self, first: int, last: int, state: Waiting) -> None:
         """Let records wait for their next lease, at once or after a delay."""
         self.put(first, last, state)
+        if first < self._oldest:
+            self.look_again()
         if state.writing:
             return
         if state.until > self.pool.now():
@@ -320,12 +333,12 @@ class Lane(Track):
     def _begin(self, first: int, last: int, state: Waiting, consumer: str) -> LeasedRange:
         """Lease waiting records to *consumer*."""
         pool = self.pool
-        leased = Leased(state.ended, consumer, pool.now() + pool.options.lease)
+        leased, (earlier, failures) = Leased(state.ended, consumer, pool.now() + pool.options.lease), state.ended
         self.put(first, last, leased)
         pool.alarm(leased.end, self, first, last, leased)
-        if leased.number > 1:
+        if earlier:
             pool.redelivered += last - first + 1
-        return LeasedRange(self, first, last, (pool.epoch, leased.number), state.ended[1])
+        return LeasedRange(self, first, last, (pool.epoch, earlier + 1), failures)
 
     def _raise_reach(self, last: int) -> None:
         if last > self.progress.reach:
@@ -337,15 +350,13 @@ class Lane(Track):
 
     def lease(self, consumer: str, most: int) -> list[LeasedRange]:
         """Lease up to *most* records to *consumer*: half of them returned, half new, if there are enough of both."""
-        if not self.pool.may_lease() or self.pool.paused or not self._keys_are_known():
+        if not self.pool.may_lease() or self.pool.paused or not (self.keys is None or self._keys_are_known()):
             return []
-        picked = self._lease_returned(consumer, (most + 1) // 2)
+        picked = self._lease_returned(consumer, (most + 1) // 2) if self._ready else []
         left = most - sum(map(len, picked))
-        if left:
-            new = self._lease_new(consumer, left) if self.keys is None else self._lease_with_keys(consumer, left)
-            picked += new
-            left -= sum(map(len, new))
-        if left and self._ready:
+        if left and self.seen < self.last:
+            picked += self._lease_new(consumer, left) if self.keys is None else self._lease_with_keys(consumer, left)
+        if self._ready and (left := most - sum(map(len, picked))):
             picked += self._lease_returned(consumer, left)
         return picked
 
@@ -375,11 +386,11 @@ class Lane(Track):
     def _lease_new(self, consumer: str, most: int) -> list[LeasedRange]:
         """Lease records that were never leased before (rules 1, 11, 16)."""
         room = self.pool.room()
-        wanted = min(self.bounds()[1], self.seen + min(most, room))
+        wanted = min(self.last, self.seen + min(most, room))
         if wanted > self.durable_reach:
             self._raise_reach(self.seen + min(room, most + self.pool.leased))
         picked, wanted = [], min(wanted, self.durable_reach)
-        for first, last in list(self.progress.final.gaps(self.seen + 1, wanted)):
+        for first, last in self.progress.final.gaps(self.seen + 1, wanted):
             picked.append(self._begin(first, last, Waiting(), consumer))
         self.seen = max(self.seen, wanted)
         return picked
@@ -387,25 +398,27 @@ class Lane(Track):
     def _lease_with_keys(self, consumer: str, most: int) -> list[LeasedRange]:
         """Lease records that were never leased before, and for whose keys no earlier record is open (rule 15)."""
         picked: list[LeasedRange] = []
-        last, read = self.bounds()[1], 0
+        last, read = self.last, 0
         for seq in range(self.seen + 1, min(last, self.seen + LOOKS) + 1):
             if len(picked) == most or not self.pool.room():
                 return picked
             if seq > self.durable_reach:
-                self._raise_reach(self.seen + min(self.pool.room(), most + self.pool.leased))
+                # Records that wait for their keys count, too: else each of them would take an append.
+                self._raise_reach(self.seen + min(self.pool.room(), most + self.pool.open))
                 return picked
-            if seq not in self._key_of and seq > read:
-                if read:
-                    break
-                read = self._read_keys(seq, min(last, seq + LOOKS))
-            self.seen = seq
             if seq not in self.progress.final:
+                if seq not in self._key_of:
+                    if read:
+                        break
+                    read = self._read_keys(seq, min(last, seq + LOOKS))
+                    if seq not in self._key_of:
+                        self.pool.tick(look=True)  # Let it expire; the others wait until that is durable.
+                        return picked
                 self.put(seq, seq, state := Waiting())
                 self._join_queue(seq)
                 if self._is_first(seq):
                     picked.append(self._begin(seq, seq, state, consumer))
-                if seq not in self._key_of:  # It was deleted; the others wait until that is written.
-                    break
+            self.seen = seq
         self.pool.more |= self.seen < last  # the next turn looks at more records (rule 21)
         return picked
 
@@ -418,28 +431,33 @@ class Lane(Track):
 
     def _keys_are_known(self) -> bool:
         """Read the keys of a portion of the open records after a start; return whether all keys are known."""
-        if self.keys is None:
-            return True
         unread = self.spans.within(self._unread_key, self._unread_end)
         if unread:
-            self._unread_key = self._read_keys(unread[0][0], unread[-1][1]) + 1
+            first = unread[0][0]
+            self._unread_key = self._read_keys(first, min(unread[-1][1], first + LOOKS)) + 1
             self.pool.more = True
             return False
         # The key of a deleted record is unknown, so any record might have to wait for it.
-        grace, oldest = self.pool.in_grace(), self.bounds()[0]
-        self._blind = [seq for seq in self._blind if self.spans.find(seq) and (grace or seq < oldest)]
+        self._blind = [each for each in self._blind if self.spans.within(*each)]
+        if self._blind:
+            self.look_again()
         return not self._blind and not self._blind_ends
 
     def _read_keys(self, first: int, last: int) -> int:
-        """Read the keys of records from *first* on, at most up to *last*; return the number up to which it has read."""
+        """Read the keys of a portion of records from *first* on; return the last number of the portion.
+
+        If the journal does not have the record *first*, it has none of the portion.  These records expire, whether or
+        not a later read would find them: without their keys, nobody knows which other records wait for them.
+        """
         assert self.keys is not None, "the subscription has keys"
         found, end = self.keys(first, last)
         self._key_of |= found
-        for low, high, _ in self.spans.within(first, min(end, self.seen)):
+        for low, high, _ in self.spans.within(first, end) if found else ():
             for seq in range(low, high + 1):
                 self._join_queue(seq)
-                if seq not in found:
-                    self._blind.append(seq)
+        if not found:
+            self._blind.append((first, end))
+            self.look_again()
         return end
 
     def _join_queue(self, seq: int) -> None:
@@ -472,38 +490,35 @@ class Lane(Track):
 
     # Settling, returning, extending.
 
-    def judge(self, first: int, last: int, token: Token, late: bool) -> Iterator[tuple[int, int, State | None, str]]:
-        """Yield the ranges from *first* to *last* with their states, and why an action with *token* is refused.
-
-        :param late: whether the action counts after the end of the lease as well, because it settles (rule 4)
-        """
-        at = first
+    def judge(self, item: Item) -> list[Judged]:
+        """Return the ranges of *item* with their states, and why each is refused."""
+        found, (first, last, token) = list[Judged](), (item.first, item.last, item.token)
+        # Settling counts after the end of the lease as well (rule 4), and extending the lease of the server before.
+        late, at = item.kind == "done" or (item.kind == "extend" and token[0] != self.pool.epoch), first
         for low, high, state in self.spans.within(first, last):
-            yield from self._without_state(at, low - 1)
-            yield low, high, state, "" if self._may(state, token, late) else "lease-lost"
+            if at < low:
+                found += self._without_state(at, low - 1)
+            found.append((low, high, state, "" if self._may(state, token, late) else "lease-lost"))
             at = high + 1
-        yield from self._without_state(at, last)
+        return found + self._without_state(at, last) if at <= last else found
 
-    def _without_state(self, first: int, last: int) -> Iterator[tuple[int, int, None, str]]:
+    def _without_state(self, first: int, last: int) -> list[Judged]:
+        found = list[Judged]()
         for low, high in self.progress.final.gaps(first, last):
             if first < low:
-                yield first, low - 1, None, "final"
-            yield low, high, None, "lease-lost"
+                found.append((first, low - 1, None, "final"))
+            found.append((low, high, None, "lease-lost"))
             first = high + 1
-        if first <= last:
-            yield first, last, None, "final"
+        return [*found, (first, last, None, "final")] if first <= last else found
 
     def _may(self, state: State, token: Token, late: bool) -> bool:
         """Return whether *token* is that of the present lease or, if *late*, of the last one (rules 3, 4, 12)."""
         epoch, number = token
+        if state.held and epoch == self.pool.before > 0 and number == state.ended[0] + 1:  # of the server before
+            return late or isinstance(state, Leased)
         if isinstance(state, Leased):
-            return token == (self.pool.epoch, state.number)
-        return late and (self._is_old(state, token) or (epoch == self.pool.epoch and number == state.ended[0] > 0))
-
-    def _is_old(self, state: State, token: Token) -> bool:
-        """Return whether *token* is that of the last lease that the server before gave (rule 12)."""
-        held = isinstance(state, Waiting) and state.held
-        return held and token[0] == self.pool.before > 0 and token[1] == state.ended[0] + 1
+            return token == (self.pool.epoch, state.ended[0] + 1)
+        return late and epoch == self.pool.epoch and number == state.ended[0] > 0
 
     def settle(self, change: Change, first: int, last: int) -> None:
         """Add to *change* that records are settled; raise the reach with it, or that would need a batch of its own."""
@@ -522,7 +537,12 @@ class Lane(Track):
         :param why: why the records become dead letters at once; empty: they do not
         :raises PublishError: the dead letters cannot be written now
         """
-        change, pool, (number, failures) = draft.of(self), self.pool, (state.number, state.ended[1])
+        if draft.ends == MOST_ENDS:
+            draft.full = True
+        if draft.full:
+            return first - 1
+        draft.ends += 1
+        change, pool, (number, failures) = draft.of(self), self.pool, (state.ended[0] + 1, state.ended[1])
         limit = pool.options.limit
         failures += failed or bool(limit and number - failures > UNTRIED * limit)
         oldest = self.bounds()[0]
@@ -535,7 +555,8 @@ class Lane(Track):
             until = pool.now() + (pool.delay(failures) if delay is None else delay)
             change.returned.append((first, last, Waiting((number, failures), until, writing=True)))
             return last
-        last = pool.copy(draft, self, first, last)
+        copied = pool.copy(draft, self, first, last)
+        draft.full, last = copied < last, copied
         if first <= last:
             change.dead.append((first, last))
             now = pool.wall()
@@ -561,25 +582,21 @@ class Lane(Track):
                 if end < high:
                     return end
                 continue
-            deleted = min(high, self.bounds()[0] - 1)
-            if deleted >= low:
-                draft.of(self).expire(low, deleted)
-            if deleted < high:
-                self._wait(max(low, deleted + 1), high, Waiting(state.ended, held=state.held))
+            self._wait(low, high, Waiting(state.ended, held=state.held))
         return last
 
     def expire(self, draft: Draft) -> None:
-        """Add to *draft* that waiting records expire which retention has deleted (rule 17)."""
+        """Add to *draft* that waiting records expire which the journal does not have any more (rule 17)."""
         oldest = self.bounds()[0]
         if oldest == self._oldest:
             return
         self._oldest = oldest
-        change = draft.of(self)
-        for low, high, state in self.spans.within(1, oldest - 1):
-            if isinstance(state, Waiting) and not state.writing and not (state.held and self.pool.in_grace()):
-                change.expire(low, high)
-        for low, high in self.progress.final.gaps(self.seen + 1, oldest - 1):
-            change.expire(low, high)
+        expired = draft.of(self).expired
+        for first, last in merged([(1, oldest - 1), *self._blind]):
+            for low, high, state in self.spans.within(first, last):
+                if isinstance(state, Waiting) and not state.writing and not (state.held and self.pool.in_grace()):
+                    expired.append((low, high))
+            expired += self.progress.final.gaps(max(first, self.seen + 1), last)
 
     def look_again(self) -> None:
         """Let :meth:`expire` look for deleted records again, because a draft was refused."""
@@ -587,8 +604,7 @@ class Lane(Track):
 
     def missing(self, draft: Draft, first: int, last: int) -> None:
         """Add to *draft* that records expire, because the journal does not have them any more."""
-        for low, high in self.progress.final.gaps(first, last):
-            draft.of(self).expire(low, high)
+        draft.of(self).expired += self.progress.final.gaps(first, last)
 
     # What was appended.
 
@@ -599,8 +615,8 @@ class Lane(Track):
         super().accept(change)
         for first, last in change.ended:
             self.put(first, last, None)
-            if self.keys is not None and not self._has_keys(first, last):
-                self._blind_ends.add(change)
+            if self.keys is not None and (last > self.seen or not self._has_keys(first, last)):
+                self._blind_ends.add(change)  # None of them is in the queue of its key.
         for _, last in change.expired:
             self.seen = max(self.seen, last)
         for first, last, state in change.returned:
@@ -627,8 +643,6 @@ class Lane(Track):
             for low, high, state in self.spans.within(first, last):
                 if state is written:
                     self._wait(low, high, Waiting(written.ended, written.until))
-                    if low < self._oldest:
-                        self.look_again()
         if self.keys is not None:
             self._blind_ends.discard(change)
             for first, last in change.ended:

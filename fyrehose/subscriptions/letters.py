@@ -14,6 +14,11 @@ into such a stream cannot forge a dead letter.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from struct import pack
+
+import attrs
 
 from fyrehose.errors import (
     Forbidden,
@@ -67,19 +72,25 @@ def letter(protocol: str, run: Run, error: FyrehoseError, size: int | None = Non
     )
 
 
-def halves(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Split *runs*, which have at least two messages, into their first and their second half, in order."""
-    left = sum(map(len, runs)) // 2
-    first: list[Run] = []
-    second: list[Run] = []
-    for run in runs:
-        count = min(left, len(run))
-        left -= count
-        if count:
-            first.append(run.slice(0, count))
-        if count < len(run):
-            second.append(run.slice(count, len(run)))
-    return first, second
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """Return *runs*, dead letters of records in one stream, as few runs, in the same order.
+
+    A start reads the labels of every run, so many small runs would slow it down.
+    """
+    found: list[Run] = []
+    for _, group in groupby(runs, attrgetter("producer", "topic", "content_type")):
+        parts = list(group)
+        numbers = [number for part in parts for number in part.producer_seqs() or ()]
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = attrs.evolve(
+                whole,
+                lengths=b"".join(part.lengths for part in parts),
+                payload=b"".join(part.payload for part in parts),
+                producer_seq=pack(f"<{len(numbers)}Q", *numbers),
+            )
+        found.append(whole)
+    return found
 
 
 def _label(text: str | None) -> str | None:

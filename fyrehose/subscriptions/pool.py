@@ -9,7 +9,7 @@ draft -> append -> encoded, and accepted by the journal -> accept(draft) -> dura
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -18,7 +18,7 @@ from math import inf
 import attrs
 
 from fyrehose.errors import PublishError
-from fyrehose.spans import Ranges, merged
+from fyrehose.spans import NumberSet, Ranges, merged
 from fyrehose.subscriptions.lane import Draft, Lane, Leased, LeasedRange, State, Token
 from fyrehose.subscriptions.progress import SubscriptionOptions
 
@@ -26,12 +26,12 @@ from fyrehose.subscriptions.progress import SubscriptionOptions
 MOST_CONSUMERS = 1_000
 #: The delay after the first failure, in seconds; each further failure doubles the delay, up to the longest one.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
-#: The heap of times is rebuilt without outdated entries when it has more than two entries for each range of records,
-#: and this many more.
+#: The heap of times is rebuilt without outdated entries when it has twice as many entries as were left then, and this
+#: many more.
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
-#: How many entries of the heap one turn handles (rule 21).
+#: How many entries of the heap one turn handles, and how many ranges of records one request changes (rule 21).
 TURN = 1_000
 
 
@@ -66,6 +66,11 @@ class Item:
     def __len__(self) -> int:
         return self.last - self.first + 1
 
+    def part(self, first: int, last: int) -> Item:
+        """Return this verdict on the records from *first* to *last* alone."""
+        whole = (first, last) == (self.first, self.last)
+        return self if whole else attrs.evolve(self, first=first, last=last)
+
 
 @attrs.define
 class WorkOutcome:
@@ -81,6 +86,15 @@ class WorkOutcome:
     settled: dict[str, Ranges] = attrs.field(factory=dict)
     refused: list[tuple[Item, str]] = attrs.field(factory=list)
     extended: list[tuple[Item, Token]] = attrs.field(factory=list)
+
+    def refuse(self, item: Item, first: int, last: int, why: str) -> None:
+        """Add that *item* is refused for the records from *first* to *last*."""
+        self.refused.append((item.part(first, last), why))
+
+
+def _order(item: Item) -> tuple[bool, bool]:
+    """Return the rank of *item* in its request: what settles records comes first, what extends leases last."""
+    return item.kind != "done", item.kind == "extend"
 
 
 @attrs.define(eq=False)
@@ -135,6 +149,7 @@ class LeasePool:
     blocked: PublishError | None = attrs.field(default=None, init=False)
     #: a heap of the times at which a range of a lane has to leave its state, if it is still in that state
     _alarms: list[tuple[float, int, Lane, int, int, State]] = attrs.field(factory=list, init=False)
+    _most_alarms: int = attrs.field(default=SPARE, init=False)
     _requests: OrderedDict[str, tuple[int, list[LeasedRange]]] = attrs.field(factory=OrderedDict, init=False)
     _prove_after: float = attrs.field(default=-inf, init=False)  #: when the next proof may be appended
 
@@ -185,7 +200,7 @@ class LeasePool:
 
     def alarm(self, when: float, lane: Lane, first: int, last: int, state: State) -> None:
         """Look at records of *lane* again at the time *when*, if they are in *state* then."""
-        if len(self._alarms) > SPARE + 2 * sum(len(each.spans) for each in self.lanes.values()):
+        if len(self._alarms) > self._most_alarms:
             self._set_alarms()
         heappush(self._alarms, (when, next(self.order), lane, first, last, state))
 
@@ -198,6 +213,7 @@ class LeasePool:
             if span.state.end
         ]
         heapify(self._alarms)
+        self._most_alarms = SPARE + 2 * len(self._alarms)
 
     # Leasing.
 
@@ -207,7 +223,7 @@ class LeasePool:
         :param request: a number of the request: a repetition with the same number, after a lost answer, gets the same
             leases again, extended from now on; None: each request gets new leases
         """
-        repeated = self._repeated(consumer) if self.repeats(consumer, request) else []
+        repeated = self._repeated(consumer) if request is not None and self.repeats(consumer, request) else []
         if repeated:
             return repeated
         left = min(most, self.options.most - self.held[consumer])
@@ -218,10 +234,11 @@ class LeasePool:
                 break
             stream, lane = next(iter(self.stirred.items()))
             self.stirred.move_to_end(stream)  # The streams take turns.
+            before = self.leased
             found = lane.lease(consumer, -(-left // lanes))
-            if not lane.has_more():
+            if not found and not lane.has_more():
                 del self.stirred[stream]
-            left -= sum(map(len, found))
+            left -= self.leased - before
             leased += found
         if request is not None and leased:
             self._requests[consumer] = request, leased
@@ -244,14 +261,15 @@ class LeasePool:
         if not self.may_lease():
             return found
         for leased in self._requests[consumer][1]:
-            for low, high, state, why in leased.lane.judge(leased.first, leased.last, leased.token, late=False):
+            item = Item("repeat", leased.first, leased.last, leased.token)
+            for low, high, state, why in leased.lane.judge(item):
                 if state is not None and not why:
                     self._extend(leased.lane, low, high, self._renewed(state, consumer))
                     found.append(attrs.evolve(leased, first=low, last=high))
         return found
 
     def _renewed(self, state: State, consumer: str) -> Leased:
-        return Leased(state.ended, consumer, self.now() + self.options.lease)
+        return Leased(state.ended, consumer, self.now() + self.options.lease, state.held)
 
     def _extend(self, lane: Lane, first: int, last: int, state: Leased) -> None:
         lane.put(first, last, state)
@@ -268,13 +286,7 @@ class LeasePool:
 
     def refuses_any(self, items: Sequence[Item]) -> bool:
         """Return whether a part of *items* would be refused now."""
-        return any(why for item in items for _, _, _, why in self._judged(item))
-
-    def _judged(self, item: Item) -> list[tuple[int, int, State | None, str]]:
-        """Return the ranges of *item* with their states, and why each is refused."""
-        lane = self.lane_of(item)
-        late = item.kind == "done" or (item.kind == "extend" and item.token[0] != self.epoch)
-        return list(lane.judge(item.first, item.last, item.token, late))
+        return any(why for item in items for *_, why in self.lane_of(item).judge(item))
 
     def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
         """Return what the verdicts *items* change, and what is refused; nothing has changed yet.
@@ -283,66 +295,66 @@ class LeasePool:
         :raises PublishError: a dead letter cannot be written now
         """
         self.tick()
-        outcome = WorkOutcome()
-        for item in sorted(items, key=lambda item: item.kind != "done"):
-            for first, last, state, why in self._judged(item):
-                end = last
-                if why or state is None:
-                    end = first - 1
-                elif item.kind == "extend":
-                    why = self._draft_extension(outcome, item, first, last, state, consumer)
-                    end = first - 1 if why else last
-                elif item.kind == "done":
-                    self._draft_settling(outcome, item, first, last)
-                else:
-                    why, end = self._draft_return(outcome.draft, item, first, last, state)
-                if end < last:
-                    outcome.refused.append((attrs.evolve(item, first=end + 1, last=last), why))
-        outcome.settled = {stream: merged(ranges) for stream, ranges in outcome.settled.items()}
-        self.late += sum(len(item) for item, _ in outcome.refused)
-        if outcome.refused and whole:
-            return WorkOutcome(refused=outcome.refused)
-        for lane, change in outcome.draft.changes.items():
-            change.settled = outcome.settled.get(lane.stream, [])
+        outcome, several, left = WorkOutcome(), len(items) > 1, TURN
+        taken: defaultdict[Lane, NumberSet] = defaultdict(NumberSet)  # what items of the request have decided about
+        for item in sorted(items, key=_order) if several else items:
+            lane = self.lane_of(item)
+            judged = lane.judge(item) if left else [(item.first, item.last, None, "later")]
+            for first, last, state, why in judged:
+                if why or state is None or not left:
+                    outcome.refuse(item, first, last, why or "later")
+                    continue
+                left = 0 if outcome.draft.full else left - 1
+                free = taken[lane].gaps(first, last) if several else [(first, last)]
+                for low, high in free:
+                    self._draft(outcome, lane, item, low, high, state, consumer)
+                if several:
+                    taken[lane].add(first, last)
+                    for low, high in NumberSet(first - 1, free).gaps(first, last) if item.kind != "done" else ():
+                        outcome.refuse(item, low, high, "lease-lost")
+        if outcome.refused:
+            self.late += sum(len(item) for item, _ in outcome.refused)
+            if whole:
+                return WorkOutcome(refused=outcome.refused)
+        for track, change in outcome.draft.changes.items():
+            if change.settled:
+                change.settled = merged(change.settled) if len(change.settled) > 1 else change.settled
+                outcome.settled[track.stream] = change.settled
         return outcome
 
-    def _draft_settling(self, outcome: WorkOutcome, item: Item, first: int, last: int) -> None:
-        lane = self.lane_of(item)
-        change = outcome.draft.of(lane)
-        change.taken.add(first, last)
-        lane.settle(change, first, last)
-        outcome.settled.setdefault(lane.stream, []).append((first, last))
-
-    def _draft_return(self, draft: Draft, item: Item, first: int, last: int, state: State) -> tuple[str, int]:
-        """Add to *draft* that a worker returns or rejects records; return why the rest is refused, and the last one."""
-        lane = self.lane_of(item)
-        if not isinstance(state, Leased) or draft.of(lane).taken.add(first, last) < last - first + 1:
-            return "lease-lost", first - 1  # Another item of the same request has ended the lease.
-        why = item.why or ("rejected" if item.kind == "reject" else "")
-        failed = item.kind != "untried"
-        return "later", lane.give_back(draft, first, last, state, failed=failed, delay=item.delay, why=why)
-
-    def _draft_extension(
-        self, outcome: WorkOutcome, item: Item, first: int, last: int, state: State, consumer: str
-    ) -> str:
-        """Add to the draft that a lease is extended, even one of the epoch before; return why not, or an empty text."""
-        if not self.may_lease():
-            return "not-leading"
-        renewed = self._renewed(state, consumer)
-        outcome.draft.extended.append((self.lane_of(item), first, last, renewed))
-        outcome.extended.append((attrs.evolve(item, first=first, last=last), (self.epoch, renewed.number)))
-        return ""
+    def _draft(
+        self, outcome: WorkOutcome, lane: Lane, item: Item, first: int, last: int, state: State, consumer: str
+    ) -> None:
+        """Add to *outcome* what the verdict *item* on records of *lane*, which may give it, changes."""
+        draft = outcome.draft
+        if item.kind == "done":
+            lane.settle(draft.of(lane), first, last)
+        elif item.kind != "extend":
+            assert isinstance(state, Leased), "a lease is returned only while it lasts"
+            why, failed = item.why or ("rejected" if item.kind == "reject" else ""), item.kind != "untried"
+            end = lane.give_back(draft, first, last, state, failed=failed, delay=item.delay, why=why)
+            if end < last:
+                outcome.refuse(item, end + 1, last, "later")
+        elif self.may_lease():
+            renewed = self._renewed(state, consumer)
+            draft.extended.append((lane, first, last, renewed))
+            token = self.epoch, renewed.ended[0] + 1
+            outcome.extended.append((item.part(first, last), token))
+        else:
+            outcome.refuse(item, first, last, "not-leading")
 
     def release(self, consumer: str) -> Draft:
-        """Return a draft that returns all that *consumer* has, as not tried and without a delay.
+        """Return a draft that returns what *consumer* has, or a part of it, as not tried and without a delay.
 
         :raises PublishError: a dead letter cannot be written now
         """
         draft = Draft()
-        for lane in self.lanes.values():
-            for span in list(lane.spans) if self.held[consumer] else ():
+        for lane in self.lanes.values() if self.held[consumer] else ():
+            for span in lane.spans:
                 if isinstance(span.state, Leased) and span.state.consumer == consumer:
                     lane.give_back(draft, span.first, span.last, span.state, failed=False, delay=0, why="")
+                    if draft.full:
+                        return draft
         return draft
 
     # Time.
@@ -353,6 +365,8 @@ class LeasePool:
         :param look: whether to look for records that retention has deleted, too
         """
         now, draft = self.now(), Draft()
+        if not look and not (self._alarms and self._alarms[0][0] <= now):
+            return
         for _ in range(TURN):
             if not self._alarms or self._alarms[0][0] > now:
                 break

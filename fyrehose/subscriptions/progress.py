@@ -8,8 +8,11 @@
      "expired": [], "ends": [[4181, 4183, 2, 1]]}                                                    a change
     {"v": 2, "since": 17, "name": "copy", "owner": "link 5", "epoch": 9}           another consumer has taken it over
     {"v": 2, "since": 17, "name": "billing", "redriven": 300}                  see SavedSubscription.redriven
-    {"v": 2, "all": [INDEX, COUNT], "entries": {"billing": {...}}}                                   a checkpoint
+    {"v": 2, "since": 17, "name": "billing", "state": {...}, "streams": {"orders": {...}}}   a part of a checkpoint
+    {"v": 2, "since": 21, "name": ""}                                                        its end
 
+A checkpoint has the state of each subscription with a part of the progress in its streams; other parts, of other
+streams or with further ranges of the same, follow in records without ``state``.
 ``ends`` has ranges of records, and for each how many of its leases have ended, and how many of them failed.  ``rewind``
 in a change forgets everything about the stream, and continues behind that number.  ``hold`` has the records that were
 leased at an orderly stop; with it ``reach`` may become lower.  ``letters`` has for each dead letter its failures, why
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -34,8 +38,8 @@ from fyrehose.spans import NumberSet, Ranges, Spans
 #: The stream of the subscriptions, and the source of its records, and of dead letters.
 STREAM, SOURCE = ".subscriptions", "server-subscriptions"
 VERSION = 2
-#: A checkpoint begins another record when its last record is larger than this, in bytes.
-RECORD_SIZE = 64 << 10
+#: One record of a checkpoint has at most this many parts, and each of them this many ranges.
+PARTS, RANGES = 50, 100
 #: The ways in which a record becomes final, and the fields of a change that list such records.
 FINAL = ("settled", "dead", "expired")
 _FIELDS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
@@ -151,7 +155,7 @@ class StreamProgress:
     final: NumberSet = attrs.field(factory=NumberSet)
     reach: int = 0
     ends: Spans[Ended] = attrs.field(factory=Spans)
-    counts: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(FINAL, 0))
+    counts: dict[str, int] = attrs.field(factory=partial(dict.fromkeys, FINAL, 0))
     letters: list[DeadLetter] = attrs.field(factory=list)
     lost: int = 0
     hold: Ranges | None = None
@@ -167,13 +171,13 @@ class StreamProgress:
             self.final, self.reach, self.ends = NumberSet(change["rewind"]), change["rewind"], Spans()
             self.hold = None
         for kind, name in _FIELDS:
-            for first, last in pairs(change.get(kind, ())):
+            for first, last in pairs(change[kind]) if kind in change else ():
                 self.counts[name] += self.final.add(first, last)
                 if self.ends:
                     self.ends.remove(first, last)
         self.reach = max(self.reach, change.get("reach", 0))
         if "hold" in change:
-            self.reach, self.hold = change["reach"], list(pairs(change["hold"]))
+            self.reach, self.hold = change["reach"], pairs(change["hold"])
         self.lost += change.get("lost", 0)
         if "letters" in change:
             self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
@@ -181,31 +185,37 @@ class StreamProgress:
             for low, high in self.final.gaps(first, last):
                 self.ends.set(low, high, (deliveries, failures))
 
-    def packed(self) -> dict[str, Any]:
-        """Return the progress as an object for JSON, in the form that a checkpoint stores."""
-        return {
+    def part(self, behind: int) -> tuple[dict[str, Any], int]:
+        """Return the next part of the progress, in the form that a checkpoint stores; and the number that it ends with.
+
+        :param behind: the number with which the last part has ended; 0: this is the first one
+        :return: an object for JSON, and LAST_SEQ if there is no further part
+        """
+        above, ends = self.final.above(behind, RANGES), self.ends.behind(behind, RANGES)
+        end = min([LAST_SEQ, *(of[-1][1] for of in (above, ends) if len(of) == RANGES)])
+        fields = {
             "floor": self.final.floor,
-            "above": self.final.above(),
+            "above": [(first, min(last, end)) for first, last in above if first <= end],
             "reach": self.reach,
-            "ends": [(span.first, span.last, *span.state) for span in self.ends],
+            "ends": [(first, min(last, end), *state) for first, last, state in ends if first <= end],
             "counts": list(self.counts.values()),
             "letters": self.letters,
             "lost": self.lost,
             "hold": self.hold,
         }
+        return fields, end
 
-    @classmethod
-    def unpacked(cls, fields: Mapping[str, Any]) -> StreamProgress:
-        """Return the progress that the *fields* of :meth:`packed` describe."""
-        final = NumberSet(fields["floor"], [(first, last) for first, last in fields["above"]])
-        counts = dict(zip(FINAL, fields["counts"], strict=True))
-        letters = list(map(_letter, fields["letters"]))
-        found = cls(final, fields["reach"], counts=counts, letters=letters, lost=fields["lost"])
-        if fields["hold"] is not None:
-            found.hold = list(pairs(fields["hold"]))
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Add a part of a checkpoint: it is true, and what it says nothing about is in other parts of it."""
+        for first, last in [(1, fields["floor"]), *fields["above"]]:
+            self.final.add(first, last)
+            self.ends.remove(first, last)  # a change before this part did not know that they are final
         for first, last, deliveries, failures in fields["ends"]:
-            found.ends.set(first, last, (deliveries, failures))
-        return found
+            self.ends.set(first, last, (deliveries, failures))
+        self.reach, self.lost = fields["reach"], fields["lost"]
+        self.counts = dict(zip(FINAL, fields["counts"], strict=True))
+        self.letters = list(map(_letter, fields["letters"]))
+        self.hold = None if fields["hold"] is None else pairs(fields["hold"])
 
 
 @attrs.define
@@ -233,13 +243,16 @@ class SavedSubscription:
 
     def progress(self, stream: str) -> StreamProgress:
         """Return the progress in *stream*; if there is none yet, it begins with the first record from now on."""
-        found = self.streams.get(stream)
-        if found is None:
-            found = self.streams[stream] = StreamProgress()
-        return found
+        if stream not in self.streams:
+            self.streams[stream] = StreamProgress()
+        return self.streams[stream]
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Update the state by *change*, the fields of a record."""
+        if "streams" in change:
+            for stream, part in change["streams"].items():
+                self.progress(stream).add(part)
+            return
         self.apply_whole(change)
         if "stream" in change:
             self.rewinds += "rewind" in change
@@ -256,14 +269,12 @@ class SavedSubscription:
         self.redriven = max(self.redriven, change.get("redriven", 0))
 
     def packed(self) -> dict[str, Any]:
-        """Return the fields that a checkpoint stores, for JSON; :meth:`unpacked` reads them."""
-        streams = {name: progress.packed() for name, progress in self.streams.items()}
-        return attrs.asdict(self, recurse=False) | {"options": attrs.asdict(self.options), "streams": streams}
+        """Return the state without the streams as an object for JSON, as :meth:`unpacked` reads it."""
+        return attrs.asdict(self, recurse=False) | {"options": attrs.asdict(self.options), "streams": {}}
 
     @classmethod
     def unpacked(cls, fields: Mapping[str, Any]) -> SavedSubscription:
-        streams = {name: StreamProgress.unpacked(progress) for name, progress in fields["streams"].items()}
-        return cls(**{**fields, "options": SubscriptionOptions.unpacked(fields["options"]), "streams": streams})
+        return cls(**{**fields, "options": SubscriptionOptions.unpacked(fields["options"]), "streams": {}})
 
     @classmethod
     def created(cls, fields: Mapping[str, Any]) -> SavedSubscription:
@@ -283,42 +294,34 @@ class SavedSubscriptions:
         self.entries = {}
 
     def begin(self, newest: Record) -> int:
-        """Return the number at which the last checkpoint begins.
-
-        If *newest* is a record of a checkpoint, its ``all`` says how many records of that checkpoint come before.
-        """
-        fields = _parsed(newest.payload)
-        try:
-            begin = newest.seq - fields["all"][0] if "all" in fields else fields["since"]
-        except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
+        """Return the number at which the last checkpoint begins."""
+        begin = _parsed(newest.payload).get("since")
         if not isinstance(begin, int):
             raise ValueError(f'invalid "since" {begin!r}: expected the number of the last checkpoint')
         return begin
 
-    def apply(self, record: Record) -> bool:
+    def apply(self, record: Record) -> None:
         fields = _parsed(record.payload)
         try:
-            return self._apply(fields, record.time)
+            self._apply(fields, record.time)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"a field is missing or has the wrong type: {error!r}") from error
 
-    def _apply(self, fields: dict[str, Any], time: int) -> bool:
-        if "all" in fields:
-            if fields["all"][0] == 0:
-                self.entries = {}
-            self.entries |= {name: SavedSubscription.unpacked(each) for name, each in fields["entries"].items()}
-            return bool(fields["all"][0] == 0)
+    def _apply(self, fields: dict[str, Any], time: int) -> None:
         name = fields["name"]
+        if "state" in fields:
+            # A crash may have cut the checkpoint short, so keep the progress that other records of it would have.
+            before = self.entries.get(name)
+            self.entries[name] = SavedSubscription.unpacked(fields["state"])
+            self.entries[name].streams = {} if before is None else before.streams
         if "set" in fields:
             self.entries.pop(name, None)
             if fields["set"] is not None:
                 self.entries[name] = SavedSubscription.created(fields)
         elif name in self.entries:
             self.entries[name].apply(fields)
-        if name in self.entries:
+        if name in self.entries and "streams" not in fields:
             self.entries[name].time = time
-        return False
 
 
 def pack(name: str, since: int, fields: Mapping[str, object]) -> bytes:
@@ -327,39 +330,48 @@ def pack(name: str, since: int, fields: Mapping[str, object]) -> bytes:
     :param since: number of the last checkpoint
     :raises ValueError: a text cannot be encoded
     """
-    return dumped({"v": VERSION, "since": since, "name": name, **fields})
+    return _encode({"v": VERSION, "since": since, "name": name, **fields}).encode()
 
 
-def pack_checkpoint(entries: Mapping[str, SavedSubscription], size: int = RECORD_SIZE) -> list[bytes]:
-    """Return the payloads of a checkpoint's records, of which there is at least one; each ends behind *size* bytes."""
-    pieces: list[dict[str, Any]] = [{}]
-    filled = 0
-    for name, saved in entries.items():
-        packed = saved.packed()
-        if filled > size:
-            pieces.append({})
-            filled = 0
-        pieces[-1][name] = packed
-        filled += len(dumped(packed))
-    count = len(pieces)
-    return [dumped({"v": VERSION, "all": [index, count], "entries": piece}) for index, piece in enumerate(pieces)]
+def pack_whole(name: str, since: int, saved: SavedSubscription) -> Iterator[bytes]:
+    """Yield the payloads of the records by which a checkpoint stores the subscription *name*.
+
+    *saved* may change between two payloads: each has the state of its time.
+
+    :param since: number of the last checkpoint
+    """
+    fields, parts = {"state": saved.packed()}, dict[str, object]()
+    for stream in list(saved.streams):
+        end = 0
+        while end < LAST_SEQ and stream in saved.streams:
+            parts[stream], end = saved.streams[stream].part(end)
+            if end < LAST_SEQ or len(parts) == PARTS:
+                yield pack(name, since, {**fields, "streams": parts})
+                fields, parts = {}, {}
+    if fields or parts:
+        yield pack(name, since, {**fields, "streams": parts})
 
 
 def packed_ranges(ranges: Iterable[tuple[int, int]]) -> list[int | tuple[int, int]]:
     """Return *ranges* for JSON: pairs of numbers, or only the number where a range has one record."""
-    return [first if first == last else (first, last) for first, last in ranges]
+    packed: list[int | tuple[int, int]] = []
+    for first, last in ranges:
+        packed.append(first if first == last else (first, last))
+    return packed
 
 
-def pairs(ranges: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that :func:`packed_ranges` has packed.
+def pairs(ranges: Iterable[Any]) -> Ranges:
+    """Return the ranges that :func:`packed_ranges` has packed.
 
     :raises ValueError: a range is invalid
     """
+    found: Ranges = []
     for each in ranges:
         first, last = (each, each) if isinstance(each, int) else each
         if not 0 < first <= last <= LAST_SEQ:
             raise ValueError(f"invalid range {each!r}: expected a number, or [first, last], from 1 to {LAST_SEQ}")
-        yield first, last
+        found.append((first, last))
+    return found
 
 
 def dumped(fields: Mapping[str, object]) -> bytes:
@@ -383,6 +395,6 @@ def _parsed(data: bytes) -> dict[str, Any]:
         raise ValueError(f"expected a JSON object with a version: {error!r}") from error
     if version != VERSION:
         raise ValueError(f"the record has version {version!r}; this Fyrehose reads version {VERSION}")
-    if not any(key in fields for key in ("all", "name")):
-        raise ValueError(f'expected "name" or "all" in the record, not only {", ".join(sorted(fields))[:80]!r}')
+    if "name" not in fields:
+        raise ValueError(f'expected "name" in the record, not only {", ".join(sorted(fields))[:80]!r}')
     return fields

@@ -10,12 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail, inlineCallbacks, succeed
 from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from fyrehose.errors import FyrehoseError, PublishError, SubscriptionConflict, SubscriptionGone
-from fyrehose.records import Run
+from fyrehose.broker.state_stream import Steps
+from fyrehose.errors import FyrehoseError, PayloadTooLarge, PublishError, SubscriptionConflict, SubscriptionGone
+from fyrehose.net.turns import ROUND
+from fyrehose.records import Run, halves
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.keys import keys_of
 from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
@@ -23,10 +26,14 @@ from fyrehose.subscriptions.pool import Item, LeasePool, WorkOutcome
 from fyrehose.subscriptions.progress import SOURCE, StreamProgress
 from fyrehose.subscriptions.subscription import NamedSubscription, PublishBatch
 
+log = Logger()
+
 #: The largest payload of one answer with several records, in bytes.
 ANSWER_BYTES = 4 << 20
 #: How many dead letters one draft has at most, and their payload in bytes beyond the first one.
 MOST_LETTERS, LETTER_BYTES = 500, 1 << 20
+#: How many requests that wait are answered in one turn, and what each costs the network of the subscription, in bytes.
+MOST_ANSWERS, ANSWER_COST = 32, 16 << 10
 #: How many bytes one request reads to publish dead letters again.
 REDRIVE_BYTES = 1 << 20
 
@@ -63,7 +70,9 @@ class SharedSubscription(NamedSubscription):
     waiting: list[WaitingWorker] = attrs.field(factory=list, init=False)
     _waking: bool = attrs.field(default=False, init=False)
     _again: bool = attrs.field(default=False, init=False)
-    _turn: IDelayedCall | None = attrs.field(default=None, init=False)
+    _queued: bool = attrs.field(default=False, init=False)
+    #: why the requests that wait are refused, if the subscription is gone
+    _reason: FyrehoseError | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -90,32 +99,49 @@ class SharedSubscription(NamedSubscription):
         key, journal = self.options.key, self.table.journal
         keys = None if key is None else lambda first, last: keys_of(journal, stream, key, first, last)
         Lane(stream, progress, self.pool, lambda: journal.bounds(stream), keys)
+        self.table.by_stream.setdefault(stream, []).append(self)
 
-    def arrived(self, stream: str) -> None:
-        """Wake the requests that wait, because records of *stream* are durable."""
-        self.pool.lanes[stream].stir()
-        if self.waiting:
-            self.wake()
+    def arrived(self, stream: str, last: int) -> bool:
+        """Record that *stream* has durable records up to *last*; return whether requests wait, which need a turn."""
+        self.pool.lanes[stream].arrived(last)
+        wakes = bool(self.waiting) and not self._queued
+        self._queued |= wakes
+        return wakes
 
     def pause(self, paused: bool) -> Deferred[Any]:
         """Stop leasing (*paused*), or lease again; the Deferred fires when the change is durable."""
         return self.append(Draft(whole={"paused": paused}))
 
-    def release(self, consumer: str) -> Deferred[int]:
-        """Return all records that *consumer* has, as not tried; fires with their number when that is durable."""
-        count = self.pool.held[consumer]
-        return self.append(self.pool.release(consumer)).addCallback(lambda _: count)
+    @inlineCallbacks
+    def release(self, consumer: str) -> Steps[int]:
+        """Return all records that *consumer* has now, as not tried; fires with their number when that is durable.
+
+        They are returned in parts, each when the one before is durable (rule 21).
+        """
+        released, most = 0, self.pool.held[consumer]
+        while released < most and (held := self.pool.held[consumer]) and not self.gone:
+            written = self.append(self.pool.release(consumer))
+            released += held - self.pool.held[consumer]
+            yield written
+        return released
 
     def end(self, reason: FyrehoseError) -> None:
-        for waiting in list(self.waiting):
-            self.fail(waiting, reason)
+        self._reason = reason
+        self._end_some()
+
+    def _end_some(self) -> int:
+        """Refuse requests that wait, as many as one turn allows, because the subscription was deleted."""
+        part = self.waiting[:MOST_ANSWERS]
+        for waiting in part:
+            self.answer(waiting, Failure(self._reason))
+        if self.waiting:
+            self._want_turn()
+        return len(part)
 
     def stop(self) -> None:
         """Answer the requests that wait, and write what the next start needs (rule 22)."""
         for waiting in list(self.waiting):
-            self._answer(waiting, [])
-        if self._turn is not None and self._turn.active():
-            self._turn.cancel()
+            self.answer(waiting, [])
         if self.table.journal.standing.leads_alone and (draft := self.pool.stop()).changes:
             self.table.append_by_itself(self, draft)
 
@@ -137,10 +163,8 @@ class SharedSubscription(NamedSubscription):
     def settle(self, draft: Draft) -> None:
         self.pool.durable(draft)
         self.one_durable()
-
-    def one_durable(self) -> None:
-        super().one_durable()
-        self.wake()
+        if self.waiting or self.pool.more:
+            self.wake()
 
     # Leasing.
 
@@ -153,46 +177,67 @@ class SharedSubscription(NamedSubscription):
         """
         if (refusal := self.table.journal.standing.refusal) is not None:
             return fail(refusal)
-        found: Deferred[list[LeasedRun]] = Deferred(lambda _: self._answer(waiting, []))
+        found: Deferred[list[LeasedRun]] = Deferred(lambda _: self.answer(waiting, []))
         waiting = WaitingWorker(consumer, request, most, found, self.table.clock.seconds() + wait)
         if wait:
-            waiting.timer = self.table.clock.callLater(wait, self.wake)
+            waiting.timer = self.table.clock.callLater(wait, self._want_turn)
         self.waiting.append(waiting)
         self.wake()
         return found
 
-    def wake(self) -> None:
-        """Lease records to the requests that wait, in their order, and answer these requests."""
-        self._again = bool(self.waiting)
+    def wake(self) -> int:
+        """Lease records to the requests that wait, in their order; return how many requests were answered."""
+        if self.gone:
+            return self._end_some()
+        self._again, answered = bool(self.waiting), 0
         if self._waking:
-            return
+            return 0
         self._waking = True
         try:
             while self._again:
                 self._again = False
-                self._serve()
+                answered += self._serve()
         finally:
             self._waking = False
-        self._continue()
+        if self.pool.more:
+            self._continue()
+        return answered
 
     def _continue(self) -> None:
         """Do what is left in another turn, so that other peers get theirs first, when all is durable (rule 21)."""
-        waits = self._turn is not None and self._turn.active()
-        if self.pool.more and not waits and not self.gone and self.durable == self.appended:
-            self._turn = self.table.clock.callLater(0, self._take_turn)
+        if not self.gone and self.durable == self.appended:
+            self._want_turn()
 
-    def _take_turn(self) -> None:
-        self.pool.more = False
-        self.pool.tick()
-        self.wake()
+    def _want_turn(self) -> None:
+        if not self._queued:
+            self._queued = True
+            self.table.turns.ready(self, self.network)
 
-    def _serve(self) -> None:
-        now, empty = self.table.clock.seconds(), False
+    def take_turn(self) -> int:
+        """Do the next part of what is left; if there is more, it costs a round, so that the reactor runs."""
+        self._queued, answered = False, 0
+        if self.gone:
+            answered = self._end_some()
+        elif not self.pool.stopped:
+            self.pool.more = False
+            self.pool.tick()
+            answered = self.wake()
+        return ROUND if self._queued else answered * ANSWER_COST
+
+    def failed(self, failure: Failure) -> None:
+        """Log *failure*, by which a turn has ended; the next check goes on."""
+        log.failure("a turn of subscription {name!r} failed; please report this bug", failure, name=self.name)
+
+    def _serve(self) -> int:
+        now, empty, answered = self.table.clock.seconds(), False, 0
         waits = list(self.waiting)
         share = max(1, -(-self.pool.available() // len(waits))) if len(waits) > 1 else max(1, self.options.most)
         for waiting in waits:
-            if waiting.answer.called:
+            if waiting.answer.called or self.gone:
                 continue
+            if answered == MOST_ANSWERS:
+                self.pool.more = True
+                break
             held = self.pool.held[waiting.consumer]
             found: list[LeasedRun] = []
             if not empty or self.pool.repeats(waiting.consumer, waiting.request):
@@ -200,12 +245,11 @@ class SharedSubscription(NamedSubscription):
             busy = self.durable < self.appended or self._again or self.pool.more
             if found or (waiting.deadline <= now and not busy):
                 refusal = None if found else self.table.journal.standing.refusal
-                if refusal is None:
-                    self._answer(waiting, found)
-                else:
-                    self.fail(waiting, refusal)
+                self.answer(waiting, found if refusal is None else Failure(refusal))
+                answered += 1
             elif held < self.options.most:
                 empty = True  # Other requests would find nothing either, except for a repetition of an earlier one.
+        return answered
 
     def _take(self, waiting: WaitingWorker, most: int) -> list[LeasedRun]:
         found: list[LeasedRun] = []
@@ -234,21 +278,14 @@ class SharedSubscription(NamedSubscription):
             self.table.append_by_itself(self, gone)
         return found
 
-    def _answer(self, waiting: WaitingWorker, found: list[LeasedRun]) -> None:
-        self._remove(waiting)
-        waiting.answer.callback(found)
-
-    def fail(self, waiting: WaitingWorker, error: BaseException) -> None:
-        """End a request that waits, because of *error*."""
-        self._remove(waiting)
-        waiting.answer.errback(Failure(error))
-
-    def _remove(self, waiting: WaitingWorker) -> None:
+    def answer(self, waiting: WaitingWorker, found: list[LeasedRun] | Failure) -> None:
+        """End a request that waits, with records, or with the failure that ends it."""
         if waiting in self.waiting:
             self.waiting.remove(waiting)
         if waiting.timer is not None and waiting.timer.active():
             waiting.timer.cancel()
         waiting.timer = None
+        waiting.answer.callback(found)
 
     # Settling.
 
@@ -282,14 +319,15 @@ class SharedSubscription(NamedSubscription):
             outcome = pool.act(items, consumer, whole=bool(runs))
         except PublishError as refusal:
             return fail(refusal)
-        self._continue()
+        if pool.more:
+            self._continue()
         self.active = self.table.now()
         draft = outcome.draft
         if not draft.changes and (outcome.refused or not runs):
             pool.accept(draft)
             # What is refused as final may not be durable yet (rule 19).
             return self.when_durable().addCallback(lambda _: outcome)
-        return self.table.append(self, draft, runs, publish).addCallback(lambda _: outcome)
+        return self.table.append(self, draft, runs, publish, outcome)
 
     def redrive(self, publish: PublishBatch) -> Deferred[tuple[int, int]]:
         """Publish the next dead letters to the streams that they come from, and record that in the same commit.
@@ -301,19 +339,20 @@ class SharedSubscription(NamedSubscription):
         dead = self._redrivable()
         runs: list[Run] = []
         seq, last = self.saved.redriven, self.table.journal.bounds(dead)[1]
-        found = self.table.journal.read(dead, seq + 1, REDRIVE_BYTES)
-        for record in (each for run in found for each in run.records()):
-            if len(runs) == self.table.most_redriven:
+        left = self.table.most_redriven
+        for found in self.table.journal.read(dead, seq + 1, REDRIVE_BYTES):
+            run = found.slice(0, left)
+            stream = run.producer or ""
+            if run.source == SOURCE and stream in self.pool.lanes:
+                runs.append(attrs.evolve(run, stream=stream, first_seq=0, time=0))
+                left -= len(run)
+            seq = run.last_seq
+            if not left:
                 break
-            seq = record.seq
-            stream = (record.producer or "").rpartition("/")[0]
-            if record.source == SOURCE and stream in self.pool.lanes:
-                labels = {"topic": record.topic, "content_type": record.content_type, "producer": record.producer}
-                runs.append(Run.of(stream, [record.payload], source=SOURCE, **labels))
         if seq == self.saved.redriven:
             return succeed((0, 0))
         written = self.table.append(self, Draft(whole={"redriven": seq}), runs, publish)
-        return written.addCallback(lambda _: (len(runs), max(0, last - seq)))
+        return written.addCallback(lambda _: (sum(map(len, runs)), max(0, last - seq)))
 
     def _redrivable(self) -> str:
         """Return the stream of the dead letters, after checking that they can be published again.
@@ -336,40 +375,43 @@ class SharedSubscription(NamedSubscription):
     def _copy(self, draft: Draft, lane: Lane, first: int, last: int) -> int:
         """Add to *draft* the dead letters of records *first* to *last*; return the last one that it has room for.
 
-        A dead letter that the creator may not publish, or that the stream of dead letters cannot take, is left out for
-        good, and counted (rule 23).
+        The producer of a dead letter is the stream of its record, and ``producer_seq`` the number of the record.  One
+        that the creator may not publish, or that its stream cannot take, is left out for good, and counted (rule 23).
 
         :raises PublishError: it cannot be published now
         """
         dead = self.options.dead
-        if dead is None:
-            return last
-        for seq in range(first, last + 1):
-            if draft.looked >= MOST_LETTERS or draft.size >= LETTER_BYTES:
-                return seq - 1
-            letter = self._letter(dead, lane.stream, seq)
-            if letter is None:
-                continue  # Retention has deleted the record, which becomes final without a copy.
-            if draft.letters and draft.size + len(letter.payload) > LETTER_BYTES:
-                return seq - 1
-            draft.looked += 1
-            try:
-                draft.created += self.table.admit(self.options.creator, letter)
-            except FyrehoseError as error:
-                if not letters.keeps(letters.KEEP_FORBIDDEN, error):
-                    raise
-                draft.of(lane).lost += 1
-                self.table.say(self, "has dead records without a copy: {why}", why=str(error))
+        while dead is not None and first <= last:
+            run = self.table.reader.holding(lane.stream, first)
+            if run is None:  # Retention has deleted the record, which becomes final without a copy.
+                first = self.table.reader.behind(first)
                 continue
-            draft.letters.append(letter)
-            draft.size += len(letter.payload)
+            begin, left = first - run.first_seq, LETTER_BYTES - draft.size
+            part = run.slice(
+                begin, min(last, run.last_seq, first + MOST_LETTERS - draft.looked - 1) - run.first_seq + 1
+            )
+            if not len(part) or left <= 0 or (draft.letters and part.sizes[0] > left):
+                return first - 1
+            part = part.slice(0, part.fitting(left))
+            letter = attrs.evolve(part, stream=dead, source=SOURCE, producer=lane.stream, producer_seq=first)
+            letter = attrs.evolve(letter, first_seq=0, time=0, event_ids=None, event_times=None)
+            self._add_letters(draft, lane, letter)
+            draft.looked += len(part)
+            first += len(part)
         return last
 
-    def _letter(self, dead: str, stream: str, seq: int) -> Run | None:
-        """Return a copy of record *seq* for *dead*, the stream of dead letters; its producer is ``stream/seq``."""
-        run = self.table.reader.holding(stream, seq)
-        if run is None:
-            return None
-        record = next(iter(run.slice(seq - run.first_seq, seq - run.first_seq + 1).records()))
-        fields = {"producer": f"{stream}/{seq}"[-255:], "topic": record.topic, "content_type": record.content_type}
-        return Run.of(dead, [record.payload], source=SOURCE, **fields)
+    def _add_letters(self, draft: Draft, lane: Lane, found: Run) -> None:
+        try:
+            draft.created += self.table.admit(self.options.creator, found)
+        except FyrehoseError as error:
+            if not letters.keeps(letters.KEEP_FORBIDDEN, error):
+                raise
+            if len(found) > 1 and isinstance(error, PayloadTooLarge):
+                for (half,) in halves([found]):
+                    self._add_letters(draft, lane, half)
+                return
+            draft.of(lane).lost += len(found)
+            self.table.say(self, "has dead records without a copy: {why}", why=str(error))
+        else:
+            draft.letters.append(found)
+            draft.size += len(found.payload)

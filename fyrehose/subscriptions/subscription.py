@@ -33,7 +33,9 @@ class NamedSubscription:
     :ivar active: when a record was acknowledged or settled last, in microseconds since 1970 UTC
     :ivar gone: whether it was deleted
     :ivar oldest: number and time of the oldest record that is not final, by stream, when it was last looked up
-    :ivar left_out: the streams that match the pattern and are not in *tracks*, because there was no room
+    :ivar network: the network of its creator, for which it counts; empty: the server itself
+    :ivar memory: what it is charged for, besides its streams, in bytes
+    :ivar left_out: how many streams that match the pattern are not in *tracks*, because there was no room
     """
 
     table: SubscriptionTable
@@ -43,15 +45,18 @@ class NamedSubscription:
     options: SubscriptionOptions = attrs.field(init=False)
     tracks: Mapping[str, Track] = attrs.field(factory=dict, init=False)
     pattern: Pattern | None = attrs.field(default=None, init=False)
+    network: str = attrs.field(init=False)
     appended: int = attrs.field(default=0, init=False)
     durable: int = attrs.field(default=0, init=False)
     gone: bool = attrs.field(default=False, init=False)
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict, init=False)
-    left_out: set[str] = attrs.field(factory=set, init=False)
+    left_out: int = attrs.field(default=0, init=False)
+    memory: int = attrs.field(default=0, init=False)
     _after: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.options = self.saved.options
+        self.network = self.options.creator.network
         if self.options.pattern:
             # Not Pattern.of_peer(): a pattern that is stored already may exceed the present bounds of peers.
             self.pattern = Pattern(self.options.stream)
@@ -124,7 +129,8 @@ class NamedSubscription:
     def accept(self, draft: Draft) -> None:
         """Change the state, because the journal has accepted *draft* (rule 20)."""
         self.appended += 1
-        self.saved.apply_whole(draft.head())
+        if draft.epoch or draft.whole:
+            self.saved.apply_whole(draft.head())
         if draft.epoch:
             self.saved.rewinds += sum(change.rewind is not None for change in draft.changes.values())
         self.take(draft)

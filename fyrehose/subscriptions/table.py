@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -20,7 +23,7 @@ from twisted.internet.defer import Deferred, fail, inlineCallbacks
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from fyrehose.broker.quotas import NamedRoom
+from fyrehose.broker.quotas import PLACE, NamedRoom
 from fyrehose.broker.state_stream import StateStream, Steps
 from fyrehose.errors import (
     FyrehoseError,
@@ -33,11 +36,12 @@ from fyrehose.errors import (
     SubscriptionInUse,
 )
 from fyrehose.interfaces import IJournal, Unread
+from fyrehose.net.turns import Turns
 from fyrehose.patterns import PatternIndex
 from fyrehose.periodic import Checks
 from fyrehose.records import Run
 from fyrehose.spans import NumberSet
-from fyrehose.subscriptions import progress
+from fyrehose.subscriptions import letters, progress
 from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.lags import SubscriptionLags
 from fyrehose.subscriptions.lane import Draft
@@ -66,6 +70,7 @@ READ_BYTES = 256 << 10
 #: The largest number of dead letters that one request publishes again.
 MOST_REDRIVEN = 1_000
 
+_first_seq: Callable[[Run], int] = attrgetter("first_seq")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -79,8 +84,10 @@ class SubscriptionTable:
         creates, and raises the error if it may not
     :ivar forget_streams: forgets such streams, because the dead letters are refused
     :ivar streams: returns the streams that exist or are being created
+    :ivar by_stream: the shared subscriptions of each stream
     :ivar most_redriven: how many dead letters one redrive publishes again at most
     :ivar now: the time of records, in microseconds since 1970 UTC
+    :ivar turns: gives the checks, and what a request has left, their turns
     """
 
     clock: IReactorTime
@@ -92,21 +99,24 @@ class SubscriptionTable:
     streams: Callable[[], Collection[str]] = attrs.field(kw_only=True)
     most_redriven: int = attrs.field(default=MOST_REDRIVEN, kw_only=True)
     now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
+    turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.clock), takes_self=True), kw_only=True)
     entries: dict[str, NamedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
     lags: SubscriptionLags = attrs.field(init=False)
     reader: RunReader = attrs.field(init=False)
+    by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
     _saved: SavedSubscriptions = attrs.field(factory=SavedSubscriptions, init=False)
-    _by_stream: dict[str, list[SharedSubscription]] = attrs.field(factory=dict, init=False)
     _patterns: PatternIndex[NamedSubscription] = attrs.field(factory=PatternIndex, init=False)
     _checks: Checks = attrs.field(init=False)
     #: what the log says already, by subscription, so that it says each thing once
     _said: dict[str, str] = attrs.field(factory=dict, init=False)
+    #: in which second the log said something last, by network, of the networks that have subscriptions
+    _said_in: dict[str, int] = attrs.field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.reader = RunReader(self.journal)
         self.lags = SubscriptionLags(self.journal, lambda: self.now())
-        self._checks = Checks(self.clock, self._check, CHECK, "subscriptions")
+        self._checks = Checks(self.clock, self._check, CHECK, "subscriptions", self.turns)
         self.stream = StateStream(
             STREAM,
             SOURCE,
@@ -115,7 +125,9 @@ class SubscriptionTable:
             self.journal.bounds,
             lambda runs: self.publish((), runs),
             everything=self._everything,
+            end=lambda begin: progress.pack("", begin, {}),
             content_type="application/json",
+            turns=self.turns,
         )
 
     # Opening and closing.
@@ -155,16 +167,13 @@ class SubscriptionTable:
         :raises Following: another server leads, and only that one knows which subscriptions exist
         :raises Unreplicated: another server may lead
         """
-        self._check_leading()
+        standing = self.journal.standing
+        if standing.refusal is not None and standing.elsewhere:
+            raise standing.refusal
         found = self.entries.get(name)
         if found is None:
             raise NoSuchSubscription(f"there is no subscription {name[:80]!r}")
         return found
-
-    def _check_leading(self) -> None:
-        standing = self.journal.standing
-        if standing.elsewhere:
-            standing.check_writable()
 
     @inlineCallbacks
     def create(self, name: str, options: SubscriptionOptions, floors: Mapping[str, int]) -> Steps[NamedSubscription]:
@@ -174,9 +183,8 @@ class SubscriptionTable:
         :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
             PublishError
         """
-        self._check_leading()
-        present = self.entries.get(name)
-        if present is not None:
+        with suppress(NoSuchSubscription):
+            present = self.find(name)
             if not present.options.shared and options.shared:
                 raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
             if present.options != options:
@@ -186,7 +194,7 @@ class SubscriptionTable:
             yield present.when_durable()
             return present
         self._check_name(name)
-        self.room.check(name, options.creator.network, 1, _memory(options))
+        self.room.check(name, options.creator.network, 1, _memory(options, len(floors) * options.pattern))
         # Begin above the epochs of an earlier subscription of this name: each epoch took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1] + (0 if options.shared else 1)
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
@@ -215,50 +223,39 @@ class SubscriptionTable:
         added = SharedSubscription(self, name, saved, now, new) if options.shared else None
         subscription = added or ExclusiveSubscription(self, name, saved, now)
         self.entries[name] = subscription
-        self.count(subscription)
+        self.room.count(subscription.network, 1, 0, _memory(options))
         if subscription.pattern is None:
-            self._add_stream(subscription, options.stream)
+            subscription.add_stream(options.stream, saved.progress(options.stream))
         else:
             self._patterns.add(subscription.pattern, subscription)
-            for stream in filter(subscription.pattern.covers, [*saved.streams, *self.streams()]):
-                self._found_stream(subscription, stream)
+            self._add_streams(subscription.network, [(subscription, each) for each in self._covered(subscription)])
+        positions = len(saved.streams.keys() - subscription.tracks.keys())
+        self.room.count(subscription.network, 0, 0, _memory(options, positions) - _memory(options))
+        subscription.memory = _memory(options, positions)
         self._checks.start()
         return subscription
 
-    def count(self, subscription: NamedSubscription) -> None:
-        """Count the subscription, its streams and its memory for its creator."""
-        options = subscription.options
-        places = len(subscription.tracks) + 1 if options.pattern else 1
-        self.room.count(subscription, options.creator.network, places, _memory(options))
-
-    def _found_stream(self, subscription: NamedSubscription, stream: str) -> None:
-        """Add *stream*, which matches the pattern, if there is room for it or it has some progress."""
-        options = subscription.options
-        if stream in subscription.tracks or not options.may_have(stream):
-            return
-        known = subscription.saved.streams.get(stream)
-        if (known is None or not known.begun) and not self.room.has(options.creator.network, 1):
-            subscription.left_out.add(stream)
-            self.say(
-                subscription,
-                "leaves out stream {stream!r}, and perhaps others, until others leave room: see the option "
-                "server.named-subscriptions",
-                stream=stream,
-            )
-            return
-        subscription.left_out.discard(stream)
-        self._add_stream(subscription, stream)
-        self.count(subscription)
-
-    def _add_stream(self, subscription: NamedSubscription, stream: str) -> None:
-        subscription.add_stream(stream, subscription.saved.progress(stream))
-        if isinstance(subscription, SharedSubscription):
-            self._by_stream.setdefault(stream, []).append(subscription)
+    def _add_streams(self, network: str, found: Collection[tuple[NamedSubscription, str]]) -> None:
+        """Add streams to subscriptions of *network* whose patterns match them, if there is room or some progress."""
+        left, added = self.room.left(network), 0
+        for subscription, stream in found:
+            if stream in subscription.tracks or not subscription.options.may_have(stream):
+                continue
+            saved = subscription.saved
+            if added >= left and not (stream in saved.streams and saved.streams[stream].begun):
+                subscription.left_out += 1
+                continue
+            subscription.add_stream(stream, saved.progress(stream))
+            added += 1
+        self.room.count(network, 0, added)
 
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose patterns match it, beginning with its first record."""
-        for subscription in list(self._patterns.covering(stream)):
-            self._found_stream(subscription, stream)
+        networks: dict[str, list[tuple[NamedSubscription, str]]] = {}
+        for subscription in self._patterns.covering(stream):
+            networks.setdefault(subscription.network, []).append((subscription, stream))
+        for network, found in networks.items():
+            self._add_streams(network, found)
 
     def delete(self, subscription: NamedSubscription) -> Deferred[None]:
         """Delete *subscription*; the Deferred fires when the deletion is durable."""
@@ -276,14 +273,16 @@ class SubscriptionTable:
         if self.entries.get(subscription.name) is subscription:
             del self.entries[subscription.name]
             self._said.pop(subscription.name, None)
-            self.room.forget(subscription)
             if isinstance(subscription, SharedSubscription):
                 for stream in subscription.tracks:
-                    self._by_stream[stream].remove(subscription)
-                    if not self._by_stream[stream]:
-                        del self._by_stream[stream]
+                    self.by_stream[stream].remove(subscription)
+                    if not self.by_stream[stream]:
+                        del self.by_stream[stream]
+            streams = 0
             if subscription.pattern is not None:
                 self._patterns.remove(subscription.pattern, subscription)
+                streams = len(subscription.tracks)
+            self.room.count(subscription.network, -1, -streams, -subscription.memory)
         subscription.gone = True
         subscription.end(reason)
 
@@ -310,81 +309,124 @@ class SubscriptionTable:
         draft: Draft,
         runs: Sequence[Run] = (),
         publish: PublishBatch | None = None,
+        answer: Any = None,
     ) -> Deferred[Any]:
-        """Append *draft* and the messages *runs* in one batch; memory changes when the journal has accepted it."""
-        head = draft.head()
-        places = [{"stream": track.stream, **change.fields()} for track, change in draft.changes.items()] or [{}]
+        """Append *draft* and the messages *runs* in one batch; memory changes when the journal has accepted it.
+
+        :return: a Deferred that fires with *answer* when that is durable
+        """
+        head, payloads = draft.head(), list[bytes]()
         try:
-            payloads = [progress.pack(subscription.name, self.stream.checkpoint, {**head, **each}) for each in places]
+            for track, change in draft.changes.items():
+                fields = {**head, "stream": track.stream, **change.fields()}
+                payloads.append(progress.pack(subscription.name, self.stream.checkpoint, fields))
+            if not payloads:
+                payloads.append(progress.pack(subscription.name, self.stream.checkpoint, head))
         except ValueError as error:
             return fail(InvalidRun(f"a text of the request cannot be stored: {error}"))
-        written = (publish or self.publish)(runs, [*draft.letters, self.stream.draft(*payloads)])
+        own = letters.joined(draft.letters) if draft.letters else ()
+        written = (publish or self.publish)(runs, [*own, self.stream.draft(*payloads)])
         if refusal_of(written) is not None:
             self.forget_streams(draft.created)
             return written
         subscription.accept(draft)
 
-        def durable(result: Any) -> Any:
+        def durable(_: Any) -> Any:
             subscription.settle(draft)
-            return result
+            return answer
 
         return written.addCallback(durable)
 
     def say(self, subscription: NamedSubscription, what: str, **details: object) -> None:
-        """Log *what* happens to a subscription, once until something else happens to it."""
-        if self._said.get(subscription.name) != what:
-            self._said[subscription.name] = what
+        """Log *what* happens to a subscription, once until something else happens to it.
+
+        A network has at most one such line in a second.  What is left out is logged when it happens again.
+        """
+        second, network = int(self.clock.seconds()), subscription.network
+        if self._said.get(subscription.name) != what and not (network and self._said_in.get(network) == second):
+            if len(self._said_in) == MOST_NAMED:
+                self._said_in.clear()
+            self._said[subscription.name], self._said_in[network] = what, second
             log.warn("subscription {name!r} " + what, name=subscription.name, **details)
 
-    def _everything(self) -> list[bytes]:
-        return progress.pack_checkpoint({name: each.saved for name, each in self.entries.items()})
+    def _everything(self) -> Iterator[bytes]:
+        for each in list(self.entries.values()):
+            for payload in () if each.gone else progress.pack_whole(each.name, self.stream.checkpoint, each.saved):
+                if each.gone:
+                    break
+                yield payload
 
     # Called by the broker.
 
     def durable(self, ends: Mapping[str, int]) -> None:
         """Wake the requests that wait for records of these streams."""
-        for stream in ends:
-            for shared in self._by_stream.get(stream, ()):
-                shared.arrived(stream)
+        waking: list[SharedSubscription] = []
+        for stream, last in ends.items():
+            for shared in self.by_stream.get(stream, ()):
+                if shared.arrived(stream, last):
+                    waking.append(shared)
+        for shared in waking[:-1]:
+            self.turns.add(shared, shared.network)
+        if waking:
+            self.turns.run(waking[-1], waking[-1].network)
 
-    def unread(self) -> list[Unread]:
-        """Return the records that retention keeps for subscriptions, and for the recovery of their state."""
-        found = [
-            Unread(each.name, stream, floor, each.active)
-            for each in self.entries.values()
-            for stream, floor in each.places.items()
-        ]
+    def unread(self) -> Iterator[Unread]:
+        """Yield the records that retention keeps for subscriptions, and for the recovery of their state.
+
+        Subscriptions may be created and deleted meanwhile.
+        """
         if self.entries:
-            found.append(Unread("", STREAM, max(0, self.stream.checkpoint - 1), self.now(), pinned=True))
-        return found
+            yield Unread("", STREAM, max(0, self.stream.checkpoint - 1), self.now(), pinned=True)
+        for each in list(self.entries.values()):
+            for stream, floor in () if each.gone else each.places.items():
+                yield Unread(each.name, stream, floor, each.active)
 
-    def _check(self) -> None:
+    def _check(self) -> Iterator[None]:
         self.reader.forget()
-        self.lags.look(self.entries.values())
-        if not self.journal.standing.may_write:
-            return
-        ends = self.journal.ends()
-        for name, subscription in list(self.entries.items()):
-            self._checks.isolation.call(f"subscription {name!r}", self._check_one, subscription, ends)
-        self.stream.maintain(self._must_move())
+        yield from self.lags.look(list(self.entries.values()))
+        for subscription in list(self.entries.values()):
+            if not self.journal.standing.may_write:
+                return
+            if not subscription.gone:
+                self._checks.isolation.call(f"subscription {subscription.name!r}", self._check_one, subscription)
+                yield
+        if self.journal.standing.may_write:
+            self.stream.maintain(self._must_move())
 
-    def _check_one(self, subscription: NamedSubscription, ends: Mapping[str, int]) -> None:
-        for stream in list(subscription.left_out):
-            if self.room.has(subscription.options.creator.network, 1):
-                self._found_stream(subscription, stream)
-        subscription.check(ends)
+    def _check_one(self, subscription: NamedSubscription) -> None:
+        if subscription.left_out and self.room.left(subscription.network) > 0:
+            subscription.left_out = 0
+            self._add_streams(subscription.network, [(subscription, each) for each in self._covered(subscription)])
+        if subscription.left_out:
+            self.say(
+                subscription,
+                "leaves out {count} streams until others leave room: see the option server.named-subscriptions",
+                count=subscription.left_out,
+            )
+        subscription.check(self.journal.ends())
+
+    def _covered(self, subscription: NamedSubscription) -> Iterator[str]:
+        """Yield the streams that the pattern of *subscription* matches, and those in which it has a position."""
+        assert subscription.pattern is not None, "it has a pattern"
+        return filter(subscription.pattern.covers, dict.fromkeys((*subscription.saved.streams, *self.streams())))
 
     def _must_move(self) -> bool:
-        """Return whether a checkpoint is needed so that retention may delete the segment of the last one."""
+        """Return whether a checkpoint is needed so that retention may delete the segments of the last one.
+
+        Its last record counts: a checkpoint may begin in one segment and end in the next.
+        """
         try:
-            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint)
+            return bool(self.entries) and self.journal.keeper.is_sealed(STREAM, self.stream.checkpoint_end)
         except JournalCorrupt:
             return False  # Retention logs the damage.
 
 
-def _memory(options: SubscriptionOptions) -> int:
-    """Return how much memory the leases of a subscription may take, in bytes."""
-    return ENTRY_BYTES * options.window if options.shared else 0
+def _memory(options: SubscriptionOptions, positions: int = 0) -> int:
+    """Return how much memory a subscription may take for its leases, in bytes.
+
+    :param positions: how many streams that have no room it has positions in, from its creation
+    """
+    return PLACE * positions + (ENTRY_BYTES * options.window if options.shared else 0)
 
 
 @attrs.define
@@ -398,12 +440,12 @@ class RunReader:
 
     def holding(self, stream: str, seq: int) -> Run | None:
         """Return the run that holds record *seq*; None if the journal does not have it."""
-        found = self._found(seq) if stream == self._stream else None
-        if found is None:
-            self._stream, self._end = stream, self.journal.bounds(stream)[1]
-            self._runs = self.journal.read(stream, seq, READ_BYTES)
-            found = self._found(seq)
-        return found
+        at = bisect_right(self._runs, seq, key=_first_seq) - 1
+        if at >= 0 and stream == self._stream and seq <= self._runs[at].last_seq:
+            return self._runs[at]
+        self._stream, self._end = stream, self.journal.bounds(stream)[1]
+        self._runs = self.journal.read(stream, seq, READ_BYTES)
+        return self._runs[0] if self._runs and self._runs[0].first_seq <= seq else None
 
     def behind(self, seq: int) -> int:
         """Return the first number after the missing record *seq* whose record exists, or may still be written."""
@@ -413,6 +455,3 @@ class RunReader:
     def forget(self) -> None:
         """Drop the runs that were read, to free their memory."""
         self._stream, self._runs = "", ()
-
-    def _found(self, seq: int) -> Run | None:
-        return next((run for run in self._runs if run.first_seq <= seq <= run.last_seq), None)

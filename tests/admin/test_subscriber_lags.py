@@ -8,6 +8,7 @@ import pytest
 
 from fyrehose.admin import subscriber_lags
 from fyrehose.admin.subscriber_lags import SubscriberLags
+from tests.doubles.steps import finished
 
 #: The size of a batch, and how many of the subscribers that are furthest behind are listed.
 BATCH, LISTED = 4, 2
@@ -96,6 +97,6 @@ def test_sampler_examines_at_most_one_batch_per_turn(watched: Any, monkeypatch: 
     for _ in range(10):
         watched.subscribe(resumed=False)
     watched.pass_time(2)
-    assert watched.status.complete()["subscribers"]["lag"] == 2
+    assert finished(watched.status.complete())["subscribers"]["lag"] == 2
     assert len(looked) > 10
     assert max(looked) == 4

@@ -56,6 +56,9 @@ def test_consuming_needs_the_right_to_consume() -> None:
     assert refused(reader.open("mine", "logs.b", 0))
     with pytest.raises(Forbidden, match=r"may not consume stream .logs\.a"):
         reader.find("of-logs.a")
+    with pytest.raises(Forbidden, match="may not consume subscription 'of-audit'") as hidden:
+        named_of(broker, "10.0.0.4").find("of-audit")
+    assert "stream" not in str(hidden.value), "which this peer must not know"
     named = broker.named.find("of-audit")
     for call in (consumer.acknowledge(named, 0), consumer.rewind(named, 0), consumer.delete(named)):
         assert refused(call)
@@ -71,7 +74,7 @@ def test_a_peer_sees_the_subscriptions_that_it_may_consume() -> None:
     broker = make()
     assert [each["name"] for each in named_of(broker, "10.0.0.1").listed()] == ["of-logs.a"]
     assert [each["name"] for each in named_of(broker, "10.0.0.2").listed()] == []
-    every = named_of(broker, "10.0.0.3").listed()
+    every = list(named_of(broker, "10.0.0.3").listed())
     assert [(each["name"], each["kind"]) for each in every] == [
         ("of-logs.a", "stream"),
         ("of-audit", "stream"),
@@ -97,7 +100,7 @@ def test_a_server_without_messages_has_no_subscriptions() -> None:
     named = NoSubscriptions()
     assert refused(named.open("n", "s", 0))
     assert refused(named.create("n", SubscriptionOptions(stream="s"), 1))
-    assert named.listed() == []
+    assert list(named.listed()) == []
     for find in (named.find, named.exclusive, named.shared, named.forget):
         with pytest.raises(Forbidden):
             find("n")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import signal
-import socket
 import threading
 import time
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 import pytest
+
+from fyrehose.testing.ports import free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -81,12 +82,6 @@ def payloads_of(port: int, stream: str) -> list[str]:
     while lines := ask(port, "GET", f"/streams/{stream}?from={len(found) + 1}").splitlines():
         found += [json.loads(line)["payload"] for line in lines]
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def test_each_input_of_workers_has_one_result_over_kills(start: Any, ladder: Any) -> None:

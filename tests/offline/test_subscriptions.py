@@ -15,7 +15,7 @@ from fyrehose.subscriptions.progress import (
     SavedSubscription,
     SubscriptionOptions,
     pack,
-    pack_checkpoint,
+    pack_whole,
 )
 from tests.doubles.appending import append_runs
 
@@ -88,7 +88,7 @@ def test_subscriptions_are_read_although_records_before_the_checkpoint_are_gone(
     bench = open_journal()
     append_runs(bench.journal, [Run.of(STREAM, [b"{}"], source=SOURCE)], [1])
     saved = SavedSubscription(SubscriptionOptions(stream="s", ack="all"))
-    append_runs(bench.journal, [Run.of(STREAM, pack_checkpoint({"billing": saved}), source=SOURCE)], [2])
+    append_runs(bench.journal, [Run.of(STREAM, [*pack_whole("billing", 2, saved)], source=SOURCE)], [2])
     assert [each["name"] for each in subscriptions(bench.directory)] == ["billing"]
 
 

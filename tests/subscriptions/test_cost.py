@@ -10,11 +10,16 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
+import attrs
 import pytest
+from twisted.internet.task import Clock
 
-from fyrehose.subscriptions.lane import Draft, Lane
+from fyrehose.records import Run
+from fyrehose.subscriptions.lane import MOST_ENDS, Draft, Lane
 from fyrehose.subscriptions.pool import Item, LeasePool
-from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
+from fyrehose.subscriptions.progress import STREAM, Creator, StreamProgress, SubscriptionOptions
+from fyrehose.subscriptions.shared import MOST_ANSWERS, SharedSubscription
+from fyrehose.subscriptions.table import CHECK
 from tests.doubles.references import references
 
 from .test_table import World as Table
@@ -49,13 +54,13 @@ class World:
 
 
 @contextmanager
-def counted() -> Iterator[Callable[[], int]]:
-    """Count the calls of Python functions in the meantime."""
+def counted(folder: str) -> Iterator[Callable[[], int]]:
+    """Count the calls of Python functions in files of *folder* in the meantime."""
     calls = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal calls
-        calls += event == "call"
+        calls += event == "call" and folder in frame.f_code.co_filename
 
     before = sys.getprofile()
     gc.disable()  # A collection calls functions of others.
@@ -67,8 +72,8 @@ def counted() -> Iterator[Callable[[], int]]:
         gc.enable()
 
 
-def calls_of(action: Callable[[], object]) -> int:
-    with counted() as calls:
+def calls_of(action: Callable[[], object], folder: str = "") -> int:
+    with counted(folder) as calls:
         action()
         return calls()
 
@@ -130,8 +135,7 @@ def test_a_request_visits_only_streams_in_which_something_has_changed(monkeypatc
         monkeypatch.setattr(Lane, name, lambda lane, *a, real=real: (visited.append(lane.stream), real(lane, *a))[1])
     assert world.pool.lease("w", None, 10) == []
     assert visited == []
-    world.last["s7"] += 1
-    world.pool.lanes["s7"].stir()
+    world.pool.lanes["s7"].arrived(2)
     assert world.work_once() == 1
     assert set(visited) == {"s7"}
 
@@ -161,6 +165,7 @@ def test_subscriptions_are_served_in_turn(ladder: Any) -> None:
             ask(shared, f"w{number}")
     for _ in range(10 * rounds):
         table.publish(b"x")
+        table.clock.advance(0)
     assert len(waits) == subscriptions * 10 * rounds
     assert max(waits) < 3 * median(waits)
 
@@ -174,3 +179,161 @@ def test_streams_of_many_records_are_read_once_for_several_answers() -> None:
     for number in range(9):
         table.lease(shared, 100, f"w{number}")
     assert len(reads) <= 2
+
+
+class Scattered:
+    """A subscription, each second of whose 2,000 leased records is settled, so that each lease is a range of its own.
+
+    What it writes is durable after :meth:`turn`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.table = Table()
+        self.table.publish(*[b"x"] * 2_000)
+        self.shared = self.table.create(first=10, window=2_000, most=2_000, lease=60, **options)
+        found = self.table.lease(self.shared, 2_000).result
+        self.items = [Item("reject", seq, seq, found[0].lease.token, why="no") for seq in range(11, 2_011, 2)]
+        self.shared.act([attrs.evolve(each, kind="done", why="") for each in self.items], "w")
+        self.items = [attrs.evolve(each, first=each.first + 1, last=each.last + 1) for each in self.items]
+        self.table.journal.auto = False
+
+    def turn(self) -> None:
+        """Make what was written durable, and let the subscription do the next part of its work."""
+        self.table.journal.commit()
+        self.table.clock.advance(0)
+
+    def costs(self) -> list[int]:
+        """Return the calls of Fyrehose in each turn until no record is leased."""
+        costs: list[int] = []
+        while self.shared.pool.leased:
+            costs.append(calls_of(self.turn))
+        return costs
+
+
+#: How many calls one turn of a subscription may take: about ten milliseconds.
+TURN_CALLS = 25_000
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 1, "dead": "dead"}])
+def test_leases_that_end_together_end_in_short_turns(options: dict[str, Any]) -> None:
+    scattered = Scattered(**options)
+    first = calls_of(lambda: scattered.table.clock.advance(61))
+    costs = scattered.costs()
+    assert max(first, *costs) < TURN_CALLS
+    assert len(costs) == 1_000 // MOST_ENDS - 1
+
+
+def test_the_records_of_a_dead_worker_are_released_in_short_turns() -> None:
+    scattered = Scattered()
+    released: list[Any] = []
+    first = calls_of(lambda: scattered.shared.release("w").addCallback(released.append))
+    assert max(first, *scattered.costs()) < TURN_CALLS
+    assert released == []
+    scattered.turn()
+    assert released == [1_000], "when the last part is durable"
+
+
+def test_many_rejections_are_made_in_short_requests() -> None:
+    scattered = Scattered(dead="dead")
+    left, costs = scattered.items, list[int]()
+    while left:
+        answers: list[Any] = []
+        costs.append(calls_of(lambda: scattered.shared.act(left, "w").addCallback(answers.append)))  # noqa: B023
+        scattered.turn()
+        left = [item for item, why in answers[0].refused if why == "later"]
+    assert max(costs) < TURN_CALLS
+    assert len(costs) == 1_000 // MOST_ENDS
+
+
+def test_streams_that_have_no_room_cost_a_pattern_nothing() -> None:
+    """One tenant may have 10,000 streams, and half of all places for patterns that match each of them."""
+    table = Table(named_subscriptions=40)
+    creator = Creator(host="10.0.0.1")
+    options = SubscriptionOptions(stream="evil.*", pattern=True, creator=creator)
+    patterns = [table.table.create(f"evil-{number}", options, {}).result for number in range(20)]
+    costs: list[int] = []
+    for count in (100, 1_000):
+        for number in range(count):
+            table.broker.publish([Run.of(f"evil.{count}-{number}", [b"x"], source="test")])
+        costs.append(calls_of(lambda: table.clock.advance(CHECK)))
+    assert [each.left_out for each in patterns] == [1_100] * 20
+    assert costs[1] < costs[0] + 500
+
+
+class TurningClock(Clock):
+    """A clock on which what is to run as soon as possible runs in a turn of its own, after that which asked for it."""
+
+    def callLater(self, when: float, *call: Any, **arguments: Any) -> Any:
+        return super().callLater(max(when, 0.001), *call, **arguments)
+
+    def turns(self, waiting: list[Any]) -> list[int]:
+        """Return the calls of Fyrehose in each turn until all Deferreds of *waiting* have fired."""
+        costs: list[int] = []
+        while not all(each.called for each in waiting):
+            costs.append(calls_of(lambda: self.advance(0.001), "/fyrehose/"))  # The clock sorts for each call.
+        return costs
+
+
+@pytest.mark.parametrize("end", ["records", "deadline", "deletion"])
+def test_requests_that_wait_are_answered_in_short_turns(end: str) -> None:
+    table = Table(clock=(clock := TurningClock()))
+    shared = table.create(first=10, window=10_000)
+    waiting = [table.lease(shared, consumer=f"w{number}", wait=0.01) for number in range(500)]
+    costs: list[int] = []
+    if end == "records":
+        costs.append(calls_of(lambda: table.publish(*[b"x"] * 500)))
+    elif end == "deletion":
+        costs.append(calls_of(lambda: table.table.delete(shared)))
+    for each in waiting:
+        each.addErrback(lambda _: None)
+    costs += clock.turns(waiting)
+    assert len(costs) > 500 // MOST_ANSWERS // 2
+    assert max(costs) < TURN_CALLS
+
+
+def test_one_record_wakes_many_subscriptions_in_short_turns() -> None:
+    table = Table(clock=(clock := TurningClock()))
+    shares = [table.create(f"share-{number}", first=10) for number in range(500)]
+    waiting = [table.lease(each, wait=30) for each in shares]
+    costs = [calls_of(lambda: table.publish(b"x"))]
+    assert max(costs + clock.turns(waiting)) < TURN_CALLS
+
+
+def test_many_records_of_one_key_take_few_appends_and_short_turns() -> None:
+    clock = TurningClock()
+    table = Table(clock=clock)
+    table.broker.publish([Run.of("s", [b""] * 5_000, source="test", producer="p")])
+    table.create(first=10, window=10_000, key="producer")
+    table.table.close()
+    for _ in range(2):
+        world, journal = Table(table.journal, clock), table.journal
+        found = world.table.find("work")
+        assert isinstance(found, SharedSubscription)
+        journal.auto, appended = False, journal.bounds(STREAM)[1]
+        for consumer in "ab":
+            world.lease(found, consumer=consumer, wait=100)
+        costs = [calls_of(lambda: (journal.commit(), clock.advance(0.001)), "/fyrehose/") for _ in range(100)]  # noqa: B023
+        assert found.pool.open == 5_000
+        assert max(costs) < TURN_CALLS
+        assert journal.bounds(STREAM)[1] - appended < 30
+        world.table.close()
+        journal.commit()
+
+
+def test_a_deleted_subscription_leases_nothing_to_requests_that_still_wait() -> None:
+    """They are refused in turns, and its state may be that of another one by then."""
+    table = Table(clock=(clock := TurningClock()))
+    shared = table.create(first=0)
+    shared.pause(True)
+    waiting = [table.lease(shared, consumer=f"w{number}", wait=30) for number in range(2 * MOST_ANSWERS)]
+    table.journal.auto = False
+    shared.pause(False)
+    table.table.delete(shared)
+    table.journal.commit()
+    appended = table.journal.bounds(STREAM)[1]
+    for each in waiting:
+        each.addErrback(lambda _: "refused")
+    clock.turns(waiting)
+    assert [each.result for each in waiting] == ["refused"] * 2 * MOST_ANSWERS
+    table.journal.commit()
+    assert table.journal.bounds(STREAM)[1] == appended

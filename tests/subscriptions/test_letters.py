@@ -9,7 +9,7 @@ from fyrehose.errors import TooManyStreamsFromPeer as TooMany
 from fyrehose.options import build
 from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import MAX_NAME, Run
-from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, SOURCE, halves, keeps, letter
+from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, SOURCE, keeps, letter
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,6 @@ def test_a_dead_letter_has_valid_names_and_a_bounded_payload() -> None:
     assert kept.topic.startswith(f"InvalidName {MOST + 1} ?")
     assert len(kept.topic.encode()) <= MAX_NAME
     assert kept.content_type == "c" * MAX_NAME
-
-
-def test_splitting_a_publish_in_halves_keeps_the_order_of_messages() -> None:
-    runs = [Run.of("a", [b"1"], source="x"), Run.of("b", [b"2", b"3", b"4", b"5"], source="x")]
-    found = [[bytes(payload) for run in half for payload in run.payloads()] for half in halves(runs)]
-    assert found == [[b"1", b"2"], [b"3", b"4", b"5"]]
 
 
 def test_error_of_an_unknown_choice_says_what_is_expected() -> None:

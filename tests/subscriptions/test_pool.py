@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
-from fyrehose.subscriptions.pool import MOST_CONSUMERS, Item, LeasePool, backoff
+from fyrehose.subscriptions.lane import MOST_ENDS, Draft, Lane, LeasedRange
+from fyrehose.subscriptions.pool import MOST_CONSUMERS, TURN, Item, LeasePool, backoff
 from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
 
 
@@ -39,8 +39,10 @@ class World:
         return self.oldest, self.last
 
     def keys(self, first: int, last: int) -> tuple[dict[int, str], int]:
-        there = [seq for seq in range(max(first, self.oldest), last + 1) if seq not in self.lost]
-        return {seq: ("even", "odd")[seq % 2] for seq in there}, last
+        lacks = [seq < self.oldest or seq in self.lost for seq in range(first, self.last + 1)]
+        same = next((number for number, each in enumerate(lacks) if each != lacks[0]), len(lacks))
+        end = first + same - 1 if lacks[0] else min(last, first + same - 1)
+        return {} if lacks[0] else {seq: ("even", "odd")[seq % 2] for seq in range(first, end + 1)}, end
 
     def append(self, draft: Draft) -> bool:
         if self.full:
@@ -269,7 +271,7 @@ def test_records_that_were_published_after_a_start_do_not_wait() -> None:
     before = StreamProgress()
     before.apply({"reach": 1_000})
     world = World(progress=before, before=1, window=2_000)
-    world.last = 20
+    world.lane.arrived(20)
     assert world.lease(99) == list(range(11, 21))
 
 
@@ -313,6 +315,20 @@ def test_a_worker_of_the_previous_epoch_settles_or_extends_its_records() -> None
     world.now = 10.0
     assert world.lease(1, consumer="x") == [4]
     assert world.act("done", 3) == [], "with the token of this epoch"
+
+
+def test_a_worker_whose_extension_was_not_answered_still_has_the_lease() -> None:
+    """The lost answer had the new token, so the worker repeats its request with the one of the epoch before."""
+    world = started()
+    world.lease()
+    for kind in ("extend", "extend", "failed"):
+        assert world.act(kind, 3, epoch=1) == []
+    assert world.act("extend", 4, epoch=1) == []
+    world.now = 20.0
+    world.tick()
+    world.commit()
+    assert world.act("done", 4, epoch=1) == ["lease-lost"], "the lease has ended"
+    assert world.act("done", 2, number=2, epoch=1) == [], "the hold has ended, but nobody else has had it"
 
 
 def test_a_server_that_may_be_deposed_leases_and_extends_nothing() -> None:
@@ -373,16 +389,40 @@ def test_nothing_is_leased_while_a_deleted_record_may_have_any_key() -> None:
 
 
 def test_nothing_is_leased_behind_a_deleted_record_until_its_end_is_durable() -> None:
-    """The record goes to a worker, and is found to be missing when it is read; its key could be that of any other."""
-    world, draft = World(keyed=True), Draft()
-    world.lost = {2}
+    """Its key could be that of any other."""
+    world = World(keyed=True)
+    world.lost = {2, 3}
     assert world.lease(1) == [1]
-    assert world.lease(9) == [2]
-    world.lane.missing(draft, 2, 2)
-    world.append(draft)
     assert world.pool.lease("w", None, 9) == []
     world.commit()
+    assert world.pool.lease("w", None, 9) == []
+    assert (world.count("expired"), world.pool.lease("w", None, 9)) == (2, [])
+    world.commit()
     assert world.lease(9) == [4]
+
+
+def test_a_deleted_record_that_was_never_leased_is_waited_for_by_its_key() -> None:
+    world = World(keyed=True)
+    assert world.lease(1) == [1]
+    world.oldest, world.lane.durable_reach = 3, 8
+    world.tick()
+    assert (world.count("expired"), world.pool.lease("w", None, 9)) == (1, [])
+    world.commit()
+    assert world.lease(9) == [4]
+
+
+def test_a_record_without_a_known_key_expires_although_the_journal_has_it_again() -> None:
+    """A clock that steps back makes records young again; the keys of other records were read without it."""
+    before = StreamProgress()
+    before.apply({"reach": 2})
+    world = World(progress=before, before=1, keyed=True)
+    world.oldest = 3
+    assert world.lease(9) == []
+    world.oldest, world.now = 1, 10.0
+    assert world.lease(9) == []
+    world.tick()
+    world.commit()
+    assert (world.count("expired"), world.lease(9)) == (2, [3, 4])
 
 
 def test_a_refused_expiry_is_tried_again() -> None:
@@ -456,7 +496,7 @@ def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
 
 def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None:
     world = World(window=MOST_CONSUMERS + 9)
-    world.last = MOST_CONSUMERS + 9
+    world.lane.arrived(MOST_CONSUMERS + 9)
     world.lease(1, request=1, consumer="first")
     for number in range(MOST_CONSUMERS):
         world.lease(1, request=1, consumer=f"w{number}")
@@ -492,3 +532,31 @@ def test_a_second_action_on_the_same_record_in_a_request_is_refused() -> None:
     outcome = world.pool.act([Item("failed", 1, 1, (1, 1)), Item("done", 1, 1, (1, 1))], "w")
     assert outcome.settled == {"s": [(1, 1)]}
     assert [(item.kind, why) for item, why in outcome.refused] == [("failed", "lease-lost")]
+
+
+def test_a_lease_that_a_request_ends_is_not_extended_by_it() -> None:
+    """The extension would lease a record that is final, or whose end is being written."""
+    world = World(window=6)
+    world.lease(6)
+    items = [Item("extend", 1, 6, (1, 1)), Item("failed", 2, 3, (1, 1), delay=0.0), Item("done", 3, 3, (1, 1))]
+    outcome = world.pool.act(items, "w")
+    world.append(outcome.draft)
+    assert [(item.first, item.last) for item, _ in outcome.extended] == [(1, 1), (4, 6)]
+    assert [(item.kind, item.first, item.last) for item, _ in outcome.refused] == [("failed", 3, 3), ("extend", 2, 3)]
+    world.commit()
+    assert (world.pool.leased, world.pool.open, world.lease(9)) == (4, 5, [2, 7])
+
+
+def test_a_request_changes_a_bounded_number_of_ranges() -> None:
+    """The rest is refused for now, so that the worker asks again in another turn."""
+    world = World(window=3 * TURN, most=3 * TURN)
+    world.lane.arrived(3 * TURN)
+    world.lease(3 * TURN)
+    apart = [Item("failed", seq, seq, (1, 1), delay=0.0) for seq in range(1, 2 * MOST_ENDS + 4, 2)]
+    outcome = world.pool.act(apart, "w")
+    world.append(outcome.draft)
+    assert outcome.refused == [(apart[-2], "later"), (apart[-1], "later")]
+    apart = [Item("done", seq, seq, (1, 1)) for seq in range(2 * MOST_ENDS + 4, 2 * MOST_ENDS + 2 * TURN + 8, 2)]
+    done = world.pool.act(apart, "w")
+    assert sum(map(len, (Item("done", *each, (1, 1)) for each in done.settled["s"]))) == TURN
+    assert done.refused == [(apart[-2], "later"), (apart[-1], "later")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import islice
+from typing import Any
 
 import attrs
 import pytest
@@ -13,6 +15,10 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.records import Run
 from fyrehose.spans import NumberSet, merged
 from fyrehose.subscriptions.progress import (
+    FINAL,
+    KEPT_LETTERS,
+    PARTS,
+    RANGES,
     SOURCE,
     STREAM,
     SavedSubscription,
@@ -20,8 +26,9 @@ from fyrehose.subscriptions.progress import (
     StreamProgress,
     SubscriptionOptions,
     pack,
-    pack_checkpoint,
+    pack_whole,
     packed_ranges,
+    pairs,
 )
 
 OPTIONS = SubscriptionOptions(stream="s")
@@ -49,6 +56,80 @@ def test_single_numbers_are_merged_into_ranges() -> None:
     assert packed_ranges(merged([(7, 8), (5, 5), (1, 2), (2, 3)])) == [(1, 3), 5, (7, 8)]
 
 
+class Numbers:
+    """The progress in one stream as plain tables of numbers: the model of StreamProgress, and random changes."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.final: set[int] = set()
+        self.ends: dict[int, tuple[int, int]] = {}
+        self.counts = dict.fromkeys(FINAL, 0)
+        self.letters: list[tuple[int, int, str, int]] = []
+        self.reach = self.lost = self.rewinds = self.epoch = 0
+        self.hold: list[tuple[int, int]] | None = None
+
+    def ranges(self, most: int = 3) -> list[tuple[int, int]]:
+        """Return random ranges, which may overlap, or lie in each other."""
+        firsts = [self.dice.randint(1, 30) for _ in range(self.dice.randint(0, most))]
+        return [(first, first + self.dice.choice((0, 0, 1, 6))) for first in firsts]
+
+    def change(self) -> dict[str, Any]:
+        """Return the fields of a change, which this model has seen."""
+        fields: dict[str, Any] = {"stream": "s"}
+        if self.dice.random() < 0.2:
+            fields["epoch"], self.epoch, self.hold = self.epoch + 1, self.epoch + 1, None
+        if self.dice.random() < 0.1:
+            seq = fields["rewind"] = self.dice.randint(0, 20)
+            self.final, self.ends, self.reach, self.hold = set(range(1, seq + 1)), {}, seq, None
+            self.rewinds += 1
+        for field, kind in (("final", "settled"), ("dead", "dead"), ("expired", "expired")):
+            if ranges := self.ranges():
+                fields[field] = packed_ranges(ranges)
+                for first, last in ranges:
+                    self.counts[kind] += len(set(range(first, last + 1)) - self.final)
+                    self.final |= set(range(first, last + 1))
+        if self.dice.random() < 0.3:
+            fields["reach"] = self.dice.randint(1, 40)
+            self.reach = max(self.reach, fields["reach"])
+        if self.dice.random() < 0.1:
+            fields |= {"reach": self.dice.randint(0, 40), "hold": packed_ranges(self.ranges())}
+            self.reach, self.hold = fields["reach"], pairs(fields["hold"])
+        if self.dice.random() < 0.3:
+            fields |= {
+                "lost": 1,
+                "letters": [[n, 5, "limit", 7] for n in range(self.dice.choice((1, 1, KEPT_LETTERS)))],
+            }
+            self.lost += 1
+            self.letters = [*self.letters, *map(tuple, fields["letters"])][-KEPT_LETTERS:]
+        if ranges := self.ranges():
+            fields["ends"] = [(first, last, self.dice.randint(1, 3), 1) for first, last in ranges]
+        for first, last, *ended in fields.get("ends", ()):
+            self.ends |= dict.fromkeys(range(first, last + 1), tuple(ended))
+        self.ends = {number: ended for number, ended in self.ends.items() if number not in self.final}
+        return fields
+
+    def agrees(self, saved: SavedSubscription) -> None:
+        done = saved.streams["s"]
+        assert (saved.epoch, saved.rewinds) == (self.epoch, self.rewinds), "the epoch, and how often it was rewound"
+        assert {number for number in range(1, 50) if number in done.final} == self.final, "what is final"
+        ends = {number: span.state for span in done.ends for number in range(span.first, span.last + 1)}
+        assert ends == self.ends, "how often leases of each record have ended"
+        assert (done.counts, done.lost, done.letters) == (self.counts, self.lost, self.letters), "the counts"
+        assert (done.reach, done.hold) == (self.reach, self.hold), "the reach, and what was leased at a stop"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_changes_agree_with_plain_tables_also_through_records_and_checkpoints(seed: int) -> None:
+    model, saved = Numbers(seed), SavedSubscription(OPTIONS)
+    for _ in range(60):
+        change = json.loads(json.dumps(model.change()))
+        saved.apply(change)
+        model.agrees(saved)
+        if model.dice.random() < 0.2:
+            saved = found(*pack_whole("work", 0, saved))[0].entries["work"]
+            model.agrees(saved)
+
+
 def found(*payloads: bytes, last: int | None = None) -> tuple[SavedSubscriptions, Replayed]:
     run = Run.of(STREAM, payloads, source=SOURCE).numbered(1, 1)
     saved, end = SavedSubscriptions(), last or len(payloads)
@@ -67,46 +148,95 @@ def created(**floors: int) -> bytes:
     return changed(set=attrs.asdict(OPTIONS), floors=floors, epoch=0, redriven=0)
 
 
-def test_the_progress_is_the_sum_of_all_changes() -> None:
-    change = {"epoch": 2, "reach": 9, "final": [[6, 7]], "dead": [9], "expired": [], "ends": [[8, 8, 2, 1]]}
-    saved, _ = found(created(s=5), changed(stream="s", **change), pack("other", 0, {"stream": "s", "epoch": 9}))
-    share = saved.entries["work"]
-    done = share.progress("s")
-    assert (share.epoch, done.final.floor, done.final.above(), done.reach) == (2, 7, [(9, 9)], 9)
-    assert (list(done.counts.values()), done.ends.within(1, 9)) == ([2, 1, 0], [(8, 8, (2, 1))])
-
-
-def test_a_record_that_becomes_final_loses_its_failures() -> None:
-    saved, _ = found(created(s=0), changed(stream="s", ends=[[1, 1, 1, 1]]), changed(stream="s", dead=[1]))
-    assert saved.entries["work"].progress("s").ends.within(1, 9) == []
-
-
-def test_a_rewind_forgets_everything_but_the_counters() -> None:
-    changes = [changed(stream="s", final=[[1, 4]], reach=9), changed(stream="s", rewind=2, epoch=7)]
-    saved, _ = found(created(s=0), *changes)
-    share = saved.entries["work"]
-    assert share.epoch == 7
-    done = share.progress("s")
-    assert (done.reach, done.counts) == (2, {"settled": 4, "dead": 0, "expired": 0})
-    assert share.progress("s").final.floor == 2
-
-
 def test_pauses_and_deletions_are_remembered() -> None:
     assert found(created(s=0), changed(paused=True))[0].entries["work"].paused
     assert found(created(s=0), changed(set=None))[0].entries == {}
 
 
-def test_a_checkpoint_of_several_records_has_all_subscriptions() -> None:
-    done = StreamProgress(NumberSet(3, [(5, 6)]), 9, counts={"settled": 4, "dead": 1, "expired": 0})
-    done.ends.set(7, 7, (2, 1))
-    shares = {name: SavedSubscription(OPTIONS, 3, True, {"s": done}) for name in "abc"}
-    payloads = pack_checkpoint(shares, size=10)
-    assert len(payloads) == 3
-    saved, replayed = found(created(s=0), *payloads)
-    assert sorted(saved.entries) == ["a", "b", "c"]
-    assert json.dumps(saved.entries["b"].packed()) == json.dumps(shares["b"].packed())
-    assert saved.entries["b"].progress("s").packed()["above"] == [(5, 6)]
-    assert (replayed.checkpoint, replayed.missing) == (2, 0)
+def shared_of(streams: int) -> SavedSubscription:
+    names = [f"s{number}" for number in range(streams)]
+    return SavedSubscription(OPTIONS, 3, True, {each: StreamProgress(NumberSet(3, [(5, 6)]), 9) for each in names})
+
+
+def records(saved: SavedSubscription | SavedSubscriptions) -> list[bytes]:
+    """Return the records of a checkpoint with *saved*, its streams in the order of their names."""
+    saved = saved.entries["work"] if isinstance(saved, SavedSubscriptions) else saved
+    saved.streams = dict(sorted(saved.streams.items()))
+    return list(pack_whole("work", 0, saved))
+
+
+@pytest.mark.parametrize("streams", [0, 1, PARTS, PARTS + 1, 3 * PARTS])
+def test_a_checkpoint_has_each_subscription_with_all_its_streams(streams: int) -> None:
+    work = shared_of(streams)
+    payloads = list(pack_whole("work", 1, work))
+    assert len(payloads) == max(1, -(-streams // PARTS))
+    saved, replayed = found(b'{"v":2,"since":0,"name":""}', *payloads)
+    assert records(saved) == records(work)
+    assert (replayed.checkpoint, replayed.missing) == (1, 0)
+
+
+def scattered(count: int, ends: int) -> SavedSubscription:
+    """Return a subscription with *count* ranges of settled records, and in one of *ends* gaps a lease that ended."""
+    work = shared_of(2)
+    progress = work.progress("s1")
+    for number in range(10, 10 + 3 * count, 3):
+        progress.apply({"final": [number], "reach": number})
+        if ends and number % ends == 0:
+            progress.apply({"ends": [[number + 1, number + 2, 1, number % 2]]})
+    return work
+
+
+@pytest.mark.parametrize(("count", "ends"), [(RANGES - 1, 0), (RANGES, 1), (5 * RANGES, 0), (5 * RANGES, 1), (999, 5)])
+def test_no_record_of_a_checkpoint_has_many_ranges_of_a_stream(count: int, ends: int) -> None:
+    """A subscription with 100,000 records here and there took 0.17 s of one turn."""
+    work = scattered(count, ends)
+    payloads = records(work)
+    assert records(found(*payloads)[0]) == payloads
+    for payload in payloads:
+        for part in json.loads(payload)["streams"].values():
+            assert len(part["above"]) <= RANGES >= len(part["ends"])
+    assert len(payloads) <= 2 + 2 * count // RANGES
+
+
+@pytest.mark.parametrize("cut", range(1, 4))
+def test_a_checkpoint_that_was_cut_short_loses_no_progress(cut: int) -> None:
+    for work in (shared_of(3 * PARTS), scattered(5 * RANGES, 1)):
+        whole = records(work)
+        assert records(found(*whole, *whole[:cut])[0]) == whole
+
+
+@pytest.mark.parametrize("read", range(6))
+def test_a_change_between_the_parts_of_a_stream_counts(read: int) -> None:
+    """It may be about records that were packed already, about later ones, and about both; a rewind is about all."""
+    work = scattered(5 * RANGES, 3)
+    parts = pack_whole("work", 0, work)
+    written = [next(parts) for _ in range(read)]
+    for change in (
+        {"final": [[4, 4], [11, 700]], "reach": 2_000, "letters": [[17, 5, "limit", 1]], "ends": [[801, 990, 2, 0]]},
+        {"dead": [[700, 820]], "lost": 2},
+        {"rewind": 30, "epoch": 9},
+        {"final": [[40, 45], [1_000, 1_001]], "ends": [[47, 47, 1, 1]], "reach": 1_001},
+    )[: read if read < 3 else None]:
+        work.apply({"stream": "s1", **change})
+        work.time = 1
+        written.append(changed(stream="s1", **change))
+        written += islice(parts, 1)
+    assert records(found(*written, *parts)[0]) == records(work)
+
+
+def test_a_change_between_the_records_of_a_checkpoint_counts() -> None:
+    """It is in what is packed later, and a replay skips it until then."""
+    work = shared_of(2 * PARTS)
+    parts = pack_whole("work", 0, work)
+    written = [next(parts)]
+    change = {"final": [[4, 4]], "epoch": 7}
+    for stream in ("s0", f"s{2 * PARTS - 1}"):
+        work.apply({"stream": stream, **change})
+        work.time = 1
+        written.append(changed(stream=stream, **change))
+    saved, _ = found(*written, *parts)
+    assert records(saved) == records(work)
+    assert [saved.entries["work"].streams[each].final.floor for each in ("s0", "s1", "s99")] == [6, 3, 6]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +250,8 @@ def test_a_checkpoint_of_several_records_has_all_subscriptions() -> None:
         b'{"v": 2, "name": "a", "since": "x"}',
         b'{"v": 2, "name": "a", "since": 0, "set": 5}',
         b'{"v": 2, "name": "a", "since": 0, "set": {"unknown": 5}, "floors": {}}',
-        b'{"v": 2, "all": [0, 1], "entries": {"a": {}}}',
-        b'{"v": 2, "all": 5, "entries": {}}',
+        b'{"v": 2, "name": "a", "since": 0, "state": {}, "streams": {}}',
+        b'{"v": 2, "name": "a", "since": 0, "state": 5, "streams": {}}',
     ],
 )
 def test_invalid_records_are_errors(payload: bytes) -> None:

@@ -75,7 +75,7 @@ def test_a_peer_without_the_right_to_consume_sees_nothing() -> None:
     broker = make()
     with pytest.raises(Forbidden):
         sharing_of(broker, "10.0.0.2").find("work")
-    assert sharing_of(broker, "10.0.0.2").listed() == []
+    assert list(sharing_of(broker, "10.0.0.2").listed()) == []
     assert [each["name"] for each in sharing_of(broker, "10.0.0.1").listed()] == ["work"]
 
 

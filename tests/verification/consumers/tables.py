@@ -138,17 +138,17 @@ class World:
             self.seen.update(how for _, _, how in found)
             ended |= found
         for record in records(publish):
+            place = record.producer, record.producer_seq
             if record.stream == "results":
                 self.published(record.payload.decode(), ended)
             elif record.stream == DEAD:
-                self.letters[record.producer] += 1
-                stream, _, seq = record.producer.rpartition("/")
-                check((stream, int(seq), "dead") in ended, f"dead letter {record.producer} without its record's end")
+                self.letters[place] += 1
+                check((*place, "dead") in ended, f"dead letter of {place} without its record's end")
             elif record.source == SOURCE and record.stream in STREAMS:
-                self.redriven[record.producer] += 1
+                self.redriven[place] += 1
                 self.seen["redriven"] += 1
-                twice = self.redriven[record.producer] > self.letters[record.producer]
-                check(not twice, f"dead letter {record.producer} was published again twice")
+                twice = self.redriven[place] > self.letters[place]
+                check(not twice, f"dead letter of {place} was published again twice")
 
     @property
     def final(self):
@@ -578,10 +578,10 @@ def _without_epoch():
     """Let a rewound subscription keep its epoch, so that earlier tokens stay valid."""
     real = SubscriptionTable.append
 
-    def append(shares, shared, draft, runs=(), publish=None):
+    def append(shares, shared, draft, runs=(), publish=None, answer=None):
         if any(change.rewind is not None for change in draft.changes.values()):
             draft.epoch = shared.pool.epoch
-        return real(shares, shared, draft, runs, publish)
+        return real(shares, shared, draft, runs, publish, answer)
 
     return {(SubscriptionTable, "append"): append}
 
@@ -590,10 +590,10 @@ def _without_mark():
     """Publish dead letters again without recording this in the same commit."""
     real = SubscriptionTable.append
 
-    def append(shares, shared, draft, runs=(), publish=None):
+    def append(shares, shared, draft, runs=(), publish=None, answer=None):
         if "redriven" in draft.whole:
             return (publish or shares.publish)(runs, [])
-        return real(shares, shared, draft, runs, publish)
+        return real(shares, shared, draft, runs, publish, answer)
 
     return {(SubscriptionTable, "append"): append}
 
@@ -602,7 +602,7 @@ def _without_one_batch():
     """Append dead letters beside the rest of a request, whatever happens to that."""
     real = SubscriptionTable.append
 
-    def append(shares, shared, draft, runs=(), publish=None):
+    def append(shares, shared, draft, runs=(), publish=None, answer=None):
         beside, changes = Draft(letters=draft.letters), draft.changes
         for lane, change in changes.items():
             if change.dead and (change.settled or change.returned or runs):
@@ -611,7 +611,7 @@ def _without_one_batch():
         if beside.changes:
             draft.letters = []
             real(shares, shared, beside).addErrback(lambda failure: None)
-        return real(shares, shared, draft, runs, publish)
+        return real(shares, shared, draft, runs, publish, answer)
 
     return {(SubscriptionTable, "append"): append}
 
@@ -620,12 +620,12 @@ def _without_answers():
     """Answer a request that settles nothing before its changes are durable."""
     real = SubscriptionTable.append
 
-    def append(shares, shared, draft, runs=(), publish=None):
-        written = real(shares, shared, draft, runs, publish)
+    def append(shares, shared, draft, runs=(), publish=None, answer=None):
+        written = real(shares, shared, draft, runs, publish, answer)
         if any(change.settled for change in draft.changes.values()) or not draft.changes or written.called:
             return written
         written.addErrback(lambda failure: None)
-        return succeed(None)
+        return succeed(answer)
 
     return {(SubscriptionTable, "append"): append}
 
@@ -643,16 +643,6 @@ def _without(number):
     return {(progress, "pack"): pack, (SubscriptionTable, "_add"): add}
 
 
-def _without_letters_apart():
-    """Share the stream of the dead letters as well, if it matches the pattern."""
-
-    def found(shares, shared, stream):
-        if not stream.startswith(".") and shared.pattern.covers(stream) and stream not in shared.pool.lanes:
-            shares._add_stream(shared, stream)
-
-    return {(SubscriptionTable, "_found_stream"): found}
-
-
 #: By rule: the replacements that remove it.
 MISSING = {
     "rewind-epoch": _without_epoch,
@@ -661,7 +651,7 @@ MISSING = {
     "name-epoch": lambda: _without("epoch"),
     "name-letters": lambda: _without("redriven"),
     "mark": _without_mark,
-    "letters-apart": _without_letters_apart,
+    "letters-apart": lambda: {(SubscriptionOptions, "may_have"): lambda options, stream: stream[0] != "."},
     "late-streams": lambda: {(SubscriptionTable, "stream_created"): lambda shares, stream: None},
     "window-of-all": lambda: {(LeasePool, "room"): lambda pool: pool.options.window},
     "share-of-a-worker": lambda: {(LeasePool, "held"): _always(Counter())},

@@ -30,3 +30,9 @@ def test_random_schedules_break_no_rule(seed: int) -> None:
 def test_a_missing_rule_is_noticed(rule: str) -> None:
     found, _, _ = schedules.SEARCH.without(rule, NOTICED_BY.get(rule, 1), 1_500)
     assert found
+
+
+@pytest.mark.parametrize("rule", SELDOM)
+def test_a_rule_whose_absence_is_seldom_noticed_can_be_taken_away(rule: str) -> None:
+    _, _, seen = schedules.SEARCH.without(rule, 1, 1)
+    assert seen["deliveries"], "nothing happened"
