@@ -555,12 +555,17 @@ def test_table_returns_the_group_of_each_fingerprint_and_keeps_living_groups(ker
     slots = bytearray(4 * pure.SLOT)
     assert kernel.recall(bytearray(), found[0]) == b""
     assert [kernel.remember(slots, each, group) for group, each in enumerate(found, 7)] == [2, 1]
-    assert kernel.remember(slots, found[1] + NOTHING, 8) == 0
+    assert kernel.remember(slots, found[1] + NOTHING, 8) == 1
     assert kernel.recall(slots, found[1] + NOTHING + found[0]) == column(8, 0, 7, 7)
     assert kernel.recall(slots, b"".join(fingerprints(kernel, b'{"@metadata":{"_id":4}}'))) == b""
     target = bytearray(3 * pure.SLOT)
-    assert kernel.retain(slots, target, column(0, 1), 7) == 1
-    assert kernel.recall(target, found[0] + found[1]) == column(0, 0, 1)
+    kernel.retain(slots, target, column(0, 0, 0, 0, 0, 0, 0, 0, 8))
+    assert kernel.recall(target, found[0] + found[1]) == column(0, 0, 8)
+    kernel.remember(target, found[0][: pure.FINGERPRINT], 9)
+    kernel.retain(slots, target, column(0, 0, 0, 0, 0, 0, 0, 7, 8))
+    assert kernel.recall(target, found[0] + found[1]) == column(9, 7, 8), "a newer group keeps its fingerprint"
+    with pytest.raises(IndexError):
+        kernel.retain(slots, target, column(0))
 
 
 #: Mostly valid frames, with some invalid ones among them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 import urllib.request
@@ -14,10 +13,9 @@ from urllib.error import HTTPError
 import pytest
 
 from fyrehose.testing.certificates import Authority
+from tests.live import npm
 from tests.live.conftest import PATIENCE, Start
-from tests.live.test_javascript import NO_NETWORK
 
-NODE, NPM = shutil.which("node"), shutil.which("npm")
 PACKAGES = ("lumberjack-client@1.0.3", "lumberjack-protocol@1.0.7")
 COUNT = 5_000
 
@@ -25,7 +23,7 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(NODE is None or NPM is None, reason="a program of others is not installed: node, npm"),
+    npm.needed,
 ]
 
 #: Queue half of the events before the connection is there, which become one window, and send each other as a window.
@@ -55,12 +53,7 @@ for (let n = 0; n < count; n++) client.writeDataFrame({ line: String(n) });
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the packages, or skip the tests; npm fetches them."""
     folder = tmp_path_factory.mktemp("node")
-    words = ["install", "--no-package-lock", "--no-audit", "--no-fund", "--cache", str(folder / "cache"), *PACKAGES]
-    assert NPM is not None
-    ran = subprocess.run([NPM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    if ran.returncode and any(each in ran.stderr for each in NO_NETWORK):
-        pytest.skip("a program of others is not installed: packages of npm, which cannot fetch them without a network")
-    assert ran.returncode == 0, ran.stderr
+    npm.install(folder, folder / "cache", *PACKAGES)
     (folder / "client.js").write_text(CLIENT)
     (folder / "protocol.js").write_text(PROTOCOL)
     return folder
@@ -80,8 +73,8 @@ def events(server: Any) -> list[dict[str, Any]]:
 
 def stored(server: Any, program: list[str], folder: Path) -> list[dict[str, Any]]:
     """Run *program* until COUNT events are stored, and return them."""
-    assert NODE is not None
-    words = [NODE, program[0], str(server.port("lumberjack")), str(COUNT), *program[1:]]
+    assert npm.NODE is not None
+    words = [npm.NODE, program[0], str(server.port("lumberjack")), str(COUNT), *program[1:]]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         try:
             deadline, found = time.monotonic() + PATIENCE, list[dict[str, Any]]()

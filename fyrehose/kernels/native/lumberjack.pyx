@@ -486,14 +486,12 @@ cdef inline uint8_t* slot_of(uint8_t* slots, uint64_t count, const uint8_t* fing
 
 def remember(uint8_t[::1] slots not None, const uint8_t[::1] found not None, uint32_t group):
     cdef Py_ssize_t i, count = slots.shape[0] // SLOT, used = 0
-    cdef uint32_t before = 0
     cdef uint8_t* slot
     for i in range(found.shape[0] // FINGERPRINT):
         if not any_byte(&found[FINGERPRINT * i]):
             continue
         slot = slot_of(&slots[0], count, &found[FINGERPRINT * i])
-        memcpy(&before, slot + FINGERPRINT, 4)
-        used += not before
+        used += 1
         memcpy(slot, &found[FINGERPRINT * i], FINGERPRINT)
         memcpy(slot + FINGERPRINT, &group, 4)
     return used
@@ -514,23 +512,20 @@ def recall(uint8_t[::1] slots not None, const uint8_t[::1] found not None):
     return groups if any_found else b""
 
 
-def retain(
-    const uint8_t[::1] slots not None, uint8_t[::1] target not None, const uint8_t[::1] numbers not None, uint32_t first
-):
-    cdef Py_ssize_t i, count = slots.shape[0] // SLOT, used = 0
+def retain(const uint8_t[::1] slots not None, uint8_t[::1] target not None, const uint8_t[::1] living not None):
+    cdef Py_ssize_t i
     cdef uint32_t group = 0, number = 0
     cdef uint8_t* slot
-    for i in range(count):
+    for i in range(slots.shape[0] // SLOT):
         memcpy(&group, &slots[SLOT * i + FINGERPRINT], 4)
-        if group < first or group - first >= numbers.shape[0] // 4:
-            continue
-        memcpy(&number, &numbers[4 * (group - first)], 4)
+        if group >= living.shape[0] // 4:
+            raise IndexError("a slot has the number of no group")
+        memcpy(&number, &living[4 * group], 4)
         if number:
             slot = slot_of(&target[0], target.shape[0] // SLOT, &slots[SLOT * i])
-            memcpy(slot, &slots[SLOT * i], FINGERPRINT)
-            memcpy(slot + FINGERPRINT, &number, 4)
-            used += 1
-    return used
+            memcpy(&number, slot + FINGERPRINT, 4)
+            if not number:
+                memcpy(slot, &slots[SLOT * i], SLOT)
 
 
 def find(const uint8_t[::1] document not None, tuple path not None):

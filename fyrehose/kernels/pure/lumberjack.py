@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from mmap import mmap
 from struct import Struct, pack, unpack
 
 from fyrehose.kernels.buffers import Buffer, places
@@ -40,6 +41,8 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]|[^][{}",:\s]+', re.DOTALL)
 #: Limit of the number of classes of a column's documents.
 MOST_CLASSES = 64
 
+#: The slots of a table of fingerprints, end to end.
+Table = bytearray | mmap
 #: count, the string at each path, and whether the documents are JSON; see :func:`split`
 Segment = tuple[int, tuple[bytes | None, ...], bool]
 #: the string at each path, and whether the documents are JSON; see :func:`classify`
@@ -240,8 +243,8 @@ def fingerprints(
     return b"".join(found)
 
 
-def remember(slots: bytearray, found: bytes, group: int) -> int:
-    """Enter fingerprints of the group *group*, at least 1, in a table; return how many slots are used more than before.
+def remember(slots: Table, found: bytes, group: int) -> int:
+    """Enter fingerprints of the group *group*, at least 1, in a table; return how many there are without zeros.
 
     :param slots: a table with room for them: slots of :data:`SLOT` bytes, a fingerprint and the number of its group
         (u32, little-endian) each; the first bytes of a fingerprint decide where the search for a free slot begins
@@ -251,12 +254,12 @@ def remember(slots: bytearray, found: bytes, group: int) -> int:
         each = found[at : at + FINGERPRINT]
         if any(each):
             slot = _slot_of(slots, each)
-            used += not any(slots[slot + FINGERPRINT : slot + SLOT])
+            used += 1
             slots[slot : slot + SLOT] = each + pack("<I", group)
     return used
 
 
-def recall(slots: bytearray, found: bytes) -> bytes:
+def recall(slots: Table, found: bytes) -> bytes:
     """Return the group of each fingerprint in a table, or 0, as a column of u32; empty if it has none of them."""
     groups = []
     for at in range(0, len(found) if slots else 0, FINGERPRINT):
@@ -266,24 +269,23 @@ def recall(slots: bytearray, found: bytes) -> bytes:
     return b"".join(groups) if any(map(any, groups)) else b""
 
 
-def retain(slots: bytearray, target: bytearray, numbers: bytes, first: int) -> int:
-    """Copy the fingerprints of living groups to another table, which is empty; return how many there are.
+def retain(slots: Buffer, target: Table, living: Buffer) -> None:
+    """Copy the fingerprints of living groups to another table, except for those that it has.
 
-    :param numbers: the new number of each group from *first* on, as a column of u32; 0: the group lives no more
+    :param slots: some slots of a table
+    :param living: the number of each group, as a column of u32; 0: the group lives no more
     """
-    used, found = 0, unpack(f"<{len(numbers) // 4}I", numbers)
+    found = unpack(f"<{len(living) // 4}I", living)
     for at in range(0, len(slots), SLOT):
-        each = slots[at : at + SLOT]
+        each = bytes(slots[at : at + SLOT])
         (group,) = unpack("<I", each[FINGERPRINT:])
-        number = found[group - first] if first <= group < first + len(found) else 0
-        if number:
-            slot = _slot_of(target, bytes(each[:FINGERPRINT]))
-            target[slot : slot + SLOT] = each[:FINGERPRINT] + pack("<I", number)
-            used += 1
-    return used
+        if found[group]:
+            slot = _slot_of(target, each[:FINGERPRINT])
+            if not any(target[slot + FINGERPRINT : slot + SLOT]):
+                target[slot : slot + SLOT] = each
 
 
-def _slot_of(slots: bytearray, fingerprint: bytes) -> int:
+def _slot_of(slots: Table, fingerprint: bytes) -> int:
     count = len(slots) // SLOT
     at = int.from_bytes(fingerprint[:8], "little") * count >> 64
     while True:

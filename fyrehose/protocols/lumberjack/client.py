@@ -27,7 +27,7 @@ from fyrehose.interfaces import IPublisher
 from fyrehose.net.clients import Client, ClientConnection, ConnectionFailed, ConnectionOptions, Reconnector
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT
 from fyrehose.protocols.lumberjack.session import Acknowledged, KeptAlive, LumberjackWriterSession
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Buffer, Column, Run, column_of
 
 #: A connection that owes an acknowledgement, and is silent for 30 s, is lost.
 LUMBERJACK_OPTIONS = ConnectionOptions(silence=30.0)
@@ -122,11 +122,19 @@ class LumberjackClient(Client):
     def publish_many(self, documents: Iterable[Buffer]) -> Deferred[None]:
         """Publish JSON documents, in order; documents published in one turn of the reactor share windows.
 
+        :return: see :meth:`publish_columns`
+        """
+        return self.publish_columns([column_of(documents)])
+
+    def publish_columns(self, columns: Sequence[Column]) -> Deferred[None]:
+        """Publish the JSON documents of *columns*, in order.
+
         :return: a Deferred that fires when all documents are acknowledged
         :raises LocalProtocolError: the client is closed, a document is too large, or more than ``max_pending_bytes``
             are unacknowledged (see :meth:`ready`)
         """
-        run = Run.of("", documents, source="lumberjack")
+        lengths, payload = b"".join(each.lengths for each in columns), b"".join(each.payload for each in columns)
+        run = Run(stream="", source="lumberjack", lengths=lengths, payload=payload)
         if self.closed:
             raise LocalProtocolError("the client is closed")
         if self._held > self.max_pending_bytes:

@@ -12,16 +12,15 @@
 All integers are u32 in network byte order.  The version is an ASCII digit ("1D{k,v}" in lumberjack.txt).  Writers send
 D, J, W and C, readers send A.
 
-    in: the bytes of a whole frame -> ``Frame.parse``     out: ``Frame.serialize`` -> the bytes of a whole frame
+    in: the kernels and :class:`PairScanner`     out: ``Frame.serialize`` -> the bytes of a whole frame
 """
 
 from __future__ import annotations
 
-import zlib
 from enum import IntEnum
 from json import JSONEncoder
 from struct import Struct
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import attrs
 
@@ -101,22 +100,8 @@ class Frame:
 
     version: int = attrs.field(default=2, validator=check_version)
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Parse the bytes of one complete frame.
-
-        :raises RemoteProtocolError: *data* is not exactly one frame of this type
-        """
-        if len(data) < SHORT.size or data[0] not in DIGITS or data[1] != cls.type:
-            raise RemoteProtocolError("bad-frame", f"expected a {cls.__name__} frame, received {data[:2]!r}")
-        return cls._from(DIGITS[data[0]], data)
-
     def serialize(self) -> bytes:
         """Return the bytes of the frame."""
-        raise NotImplementedError
-
-    @classmethod
-    def _from(cls, version: int, data: bytes) -> Self:
         raise NotImplementedError
 
 
@@ -125,12 +110,6 @@ class _ShortFrame(Frame):
     """Base of the frames whose payload is one number."""
 
     number: int = attrs.field(validator=_number)
-
-    @classmethod
-    def _from(cls, version: int, data: bytes) -> Self:
-        if len(data) != SHORT.size:
-            raise RemoteProtocolError("bad-frame", f"a {cls.__name__} frame has {SHORT.size} bytes, not {len(data)}")
-        return cls(version=version, number=SHORT.unpack(data)[2])
 
     def serialize(self) -> bytes:
         return SHORT.pack(digit(self.version), self.type, self.number)
@@ -158,17 +137,6 @@ class Compressed(Frame):
 
     payload: bytes = attrs.field(validator=attrs.validators.max_len(0xFFFF_FFFF))
 
-    @classmethod
-    def of(cls, inner: bytes, version: int = 2, level: int = 3) -> Compressed:
-        """Compress the frames *inner*."""
-        return cls(version=version, payload=zlib.compress(inner, level))
-
-    @classmethod
-    def _from(cls, version: int, data: bytes) -> Self:
-        if SHORT.unpack_from(data)[2] != len(data) - SHORT.size:
-            raise RemoteProtocolError("bad-frame", "the length of a compressed frame does not match its payload")
-        return cls(version=version, payload=data[SHORT.size :])
-
     def serialize(self) -> bytes:
         return SHORT.pack(digit(self.version), self.type, len(self.payload)) + self.payload
 
@@ -181,12 +149,6 @@ class Json(Frame):
 
     sequence: int = attrs.field(validator=_number)
     payload: bytes = attrs.field(validator=attrs.validators.max_len(MAX_FRAME))
-
-    @classmethod
-    def _from(cls, version: int, data: bytes) -> Self:
-        if len(data) < LONG.size or LONG.unpack_from(data)[3] != len(data) - LONG.size:
-            raise RemoteProtocolError("bad-frame", "the length of a JSON frame does not match its document")
-        return cls(version=version, sequence=LONG.unpack_from(data)[2], payload=data[LONG.size :])
 
     def serialize(self) -> bytes:
         return LONG.pack(digit(self.version), self.type, self.sequence, len(self.payload)) + self.payload
@@ -204,22 +166,12 @@ class Data(Frame):
     sequence: int = attrs.field(validator=_number)
     pairs: Pairs
 
-    @classmethod
-    def _from(cls, version: int, data: bytes) -> Self:
-        fields = PairScanner()
-        if fields.advance(data, 0, len(data)) != len(data) or not fields.whole:
-            raise RemoteProtocolError("bad-frame", "the fields of a D frame do not fill it")
-        return cls(version=version, sequence=LONG.unpack_from(data)[2], pairs=pairs_of(data[SHORT.size :]))
-
     def serialize(self) -> bytes:
         parts = [LONG.pack(digit(self.version), self.type, self.sequence, len(self.pairs))]
         for pair in self.pairs:
             for text in pair:
                 parts += (SIZE.pack(len(text)), text)
         return b"".join(parts)
-
-
-FRAMES: dict[FrameType, type[Frame]] = {frame.type: frame for frame in (Ack, Compressed, Data, Json, Window)}
 
 
 @attrs.define

@@ -4,8 +4,11 @@
 
 A slot of the table is a fingerprint of 96 bits and the number of a group (``fyrehose.kernels.lumberjack``).  The hash
 has a secret key, so no writer can make two events with one fingerprint; by chance one of 10^22 events has that of an
-entry in a table of a million.  The table grows as it fills, and forgetting a group only takes its number away: its
-slots are left out when the table grows, or is full, the next time.
+entry in a table of a million.  Forgetting a group only takes its number away: its slots stay in the table.
+
+A table that is full is replaced by one without the slots of such groups, which is larger if it has to be.  The slots
+move *in steps*, :data:`PACE` with each fingerprint that is entered, so that no step takes long; until all have moved,
+both tables are searched.  An eighth of a table is enough for what is entered meanwhile.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from array import array
 from collections.abc import Callable, Collection, Hashable
 from functools import lru_cache
 from hashlib import blake2b
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Generic, TypeVar
 
 import attrs
 
 from fyrehose.kernels import lumberjack as kernel
-from fyrehose.kernels.pure.lumberjack import FINGERPRINT, SLOT
+from fyrehose.kernels.pure.lumberjack import FINGERPRINT, SLOT, Table
 from fyrehose.records import Run
 
 G = TypeVar("G", bound=Hashable)
@@ -28,6 +32,8 @@ G = TypeVar("G", bound=Hashable)
 ENTRY = SLOT * 5 // 4
 #: Slots of the first table; each further one has four times as many, up to the limit.
 FIRST_SLOTS = 1 << 14
+#: How many slots of a table that is being replaced move with each fingerprint that is entered.
+PACE = 12
 
 #: The name of Filebeat's fields, the default of the option ``identity``.
 FILEBEAT = "filebeat"
@@ -103,16 +109,26 @@ class Ledger(Generic[G]):
 
     capacity: int
     charge: Callable[[int], object] = lambda size: None
-    _slots: bytearray = attrs.field(factory=bytearray, init=False)
-    _used: int = attrs.field(default=0, init=False)
-    #: the groups by their numbers, which ascend until the table is replaced, and the number of each
-    _groups: dict[int, G] = attrs.field(factory=dict, init=False)
+    _slots: Table = attrs.field(factory=bytearray, init=False)
+    #: the table that is being replaced, and how many of its slots have moved
+    _old: Table = attrs.field(factory=bytearray, init=False)
+    _moved: int = attrs.field(default=0, init=False)
     _numbers: dict[G, int] = attrs.field(factory=dict, init=False)
-    _last: int = attrs.field(default=0, init=False)
+    #: by number: the group, its number, and how many fingerprints it has entered; None, 0 and 0 if it was forgotten
+    _groups: list[G | None] = attrs.field(factory=lambda: [None], init=False)
+    _living: array[int] = attrs.field(factory=lambda: array("I", [0]), init=False)
+    _counts: list[int] = attrs.field(factory=lambda: [0], init=False)
+    #: how many fingerprints the groups have entered, and those that were forgotten since the table began
+    _entered: int = attrs.field(default=0, init=False)
+    _dead: int = attrs.field(default=0, init=False)
+    #: the numbers of forgotten groups: those that no slot has, those that only the old table has, and others
+    _free: list[int] = attrs.field(factory=list, init=False)
+    _leaving: list[int] = attrs.field(factory=list, init=False)
+    _gone: list[int] = attrs.field(factory=list, init=False)
 
     def __len__(self) -> int:
-        """Return how many fingerprints the table holds, including those of groups that were forgotten lately."""
-        return self._used if self._groups else 0
+        """Return how many fingerprints the table holds."""
+        return self._entered
 
     def __contains__(self, group: G) -> bool:
         return group in self._numbers
@@ -122,55 +138,80 @@ class Ledger(Generic[G]):
         count = len(found) // FINGERPRINT
         if not self._make_room(count):
             return False
-        number = self._numbers.get(group)
-        if number is None:
-            self._last = number = self._last + 1
-            self._groups[number], self._numbers[group] = group, number
-        self._used += kernel.remember(self._slots, found, number)
+        number = self._numbers.get(group) or self._add(group)
+        entered = kernel.remember(self._slots, found, number)
+        self._counts[number] += entered
+        self._entered += entered
+        self._move(PACE * count)
         return True
 
     def find(self, found: bytes) -> list[G | None] | None:
         """Return the group of each of the fingerprints *found*, or None; no list if the table has none of them."""
-        column = kernel.recall(self._slots, found)
-        if not column:
+        columns = [column for table in (self._slots, self._old) if (column := kernel.recall(table, found))]
+        if not columns:
             return None
-        numbers = memoryview(column).cast("I")
-        groups = {number: self._groups.get(number) for number in set(numbers)}
-        return [groups[number] for number in numbers]
+        numbers, *older = (memoryview(column).cast("I") for column in columns)
+        groups = self._groups
+        return [groups[new or old] for new, old in zip(numbers, *older or [numbers], strict=True)]
 
     def forget(self, groups: Collection[G]) -> None:
         """Find none of the fingerprints of *groups* any more."""
         for group in groups:
             number = self._numbers.pop(group, None)
             if number is not None:
-                del self._groups[number]
-        if not self._groups and self._slots:
-            self._replace(0)
+                count, self._counts[number] = self._counts[number], 0
+                self._entered -= count
+                self._dead += count
+                self._groups[number], self._living[number] = None, 0
+                self._gone.append(number)
+        if not self._numbers and self._slots:
+            self._drop_old()
+            self._old, self._slots = self._slots, bytearray()
+            self._drop_old()
+            self._groups, self._living, self._counts, self._dead = [None], array("I", [0]), [0], 0
+            self._free, self._gone = [], []
+
+    def _add(self, group: G) -> int:
+        """Give *group* a number that no slot has, and return it."""
+        if not self._free:
+            self._free.append(len(self._groups))
+            self._groups.append(None)
+            self._living.append(0)
+            self._counts.append(0)
+        number = self._free.pop()
+        self._groups[number], self._living[number], self._numbers[group] = group, number, number
+        return number
 
     def _make_room(self, count: int) -> bool:
-        """Return whether *count* more fingerprints fit into the table, which may become larger for them."""
-        if self._used + count <= len(self._slots) // ENTRY:
+        """Return whether *count* more fingerprints fit into the table, which may be replaced for them."""
+        needed = self._entered + count
+        if needed + self._dead <= len(self._slots) // ENTRY:
             return True
-        if self._slots:
-            self._replace(len(self._slots) // SLOT)
-        most = self.capacity * ENTRY // SLOT + 1
-        while self._used + count > len(self._slots) // ENTRY:
-            slots = len(self._slots) // SLOT
-            if slots >= most:
-                return False
-            self._replace(min(most, max(FIRST_SLOTS, 4 * slots)))
+        self._move(len(self._old))
+        slots, most = len(self._slots) // SLOT, self.capacity * ENTRY // SLOT + 1
+        while slots < most and needed > slots * SLOT // ENTRY * 7 // 8:
+            slots = min(most, max(FIRST_SLOTS, 4 * slots))
+        if needed > slots * SLOT // ENTRY:
+            return False
+        # Memory of the operating system, which is zero without being written: that takes time, too.
+        self._old, self._slots = self._slots, mmap(-1, slots * SLOT, MAP_PRIVATE | MAP_ANONYMOUS)
+        self._moved, self._dead = 0, 0
+        self._leaving, self._gone = self._gone, []
+        self.charge(len(self._slots))
         return True
 
-    def _replace(self, slots: int) -> None:
-        """Move the fingerprints of the living groups to a table of *slots* slots."""
-        before, self._slots, self._used = self._slots, bytearray(SLOT * slots), 0
-        if self._groups and slots:
-            first = next(iter(self._groups))
-            numbers = array("I", bytes(4 * (self._last + 1 - first)))
-            for number, old in enumerate(self._groups, 1):
-                numbers[old - first] = number
-            self._used = kernel.retain(before, self._slots, numbers.tobytes(), first)
-        self._groups = dict(enumerate(self._groups.values(), 1))
-        self._numbers = {group: number for number, group in self._groups.items()}
-        self._last = len(self._groups)
-        self.charge(len(self._slots) - len(before))
+    def _move(self, slots: int) -> None:
+        """Move the next *slots* slots of the table that is being replaced; forget that table when all have moved."""
+        if not self._old:
+            return
+        part = memoryview(self._old)[SLOT * self._moved : SLOT * (self._moved + slots)]
+        kernel.retain(part, self._slots, memoryview(self._living).cast("B"))
+        self._moved += slots
+        if SLOT * self._moved >= len(self._old):
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        self.charge(-len(self._old))
+        self._old = bytearray()
+        self._free += self._leaving
+        self._leaving = []

@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from weakref import WeakMethod, WeakValueDictionary
 
 import attrs
@@ -29,6 +30,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import JournalCorrupt
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.net.turns import SteppedWork
 from fyrehose.protocols.lumberjack.columns import JSON
 from fyrehose.protocols.lumberjack.frames import PROTOCOL
 from fyrehose.protocols.lumberjack.ledger import ENTRY, EventIdentity, Fingerprints
@@ -44,22 +46,16 @@ MOST_RUNS, REACH = 262_144, 8
 SHARE = 8
 #: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
 CLOCK_STEP = 3600.0
-#: Bounds of what one turn reads: the number of runs, and about how many bytes.
-TURN_RUNS, TURN_BYTES = 64, 256 << 10
 
 
 @attrs.frozen
 class SearchLimits:
     """How much of the log is searched.
 
-    :ivar turn_runs: how many runs one turn reads
-    :ivar turn_bytes: after how many bytes a turn ends
-    :ivar runs: how many runs all turns read together
-    :ivar reach: how many bytes all turns read together, as a multiple of ``server.memory``
+    :ivar runs: how many runs are read
+    :ivar reach: how many bytes are read, as a multiple of ``server.memory``
     """
 
-    turn_runs: int = TURN_RUNS
-    turn_bytes: int = TURN_BYTES
     runs: int = MOST_RUNS
     reach: int = REACH
 
@@ -81,13 +77,8 @@ class SharedRepetitions:
     _listeners: dict[object, None] = attrs.field(factory=dict, init=False)
     #: continues each input that waits until this is ready
     _parked: list[Callable[[], object]] = attrs.field(factory=list, init=False)
-    #: for each connection whose runs were found: how many of its windows have begun in them
-    _windows: dict[str | None, int] = attrs.field(factory=dict, init=False)
-    #: the rest of the search; None: the search is complete, or no listener is open
-    _runs: Iterator[Run] | None = attrs.field(default=None, init=False)
-    _left: int = attrs.field(default=0, init=False)  #: how many runs the search may still read
-    _queued: bool = attrs.field(default=False, init=False)  #: whether the broker will give the search a turn
-    _oldest: int | None = attrs.field(default=None, init=False)  #: older runs are not searched; in microseconds
+    #: the search, or the reading of records of lost connections; None: neither is under way
+    _work: SteppedWork | None = attrs.field(default=None, init=False)
 
     @classmethod
     def of(
@@ -131,98 +122,77 @@ class SharedRepetitions:
         """Search the log, if *listener* is the first one."""
         if not self._listeners:
             self.table.open()
-            self._runs = self.broker.latest(self.limits.reach * self.broker.budget.limit)
-            self._left, self._oldest = self.limits.runs, None
-            self._windows.clear()
-            self.ready = False
-            self._work()
+            self._begin(self._search()).begin()
         self._listeners[listener] = None
 
     def close(self, listener: object) -> None:
         """Forget all events as soon as the last connection has ended, if no other listener is open."""
         del self._listeners[listener]
         if not self._listeners:
-            self._runs = None
             self.table.close()
             self._resume()
 
     def read_unread(self) -> None:
         """Read the records of a lost connection in turns, while input waits."""
-        self.ready = False
-        self._queue()
+        if self._work is None:
+            self.broker.turns.ready(self._begin(self._read()))
 
-    def take_turn(self) -> int:
-        """Search the next runs, and return how many bytes were read; called by the server's turns."""
-        self._queued = False
-        return self._work()
+    def _begin(self, steps: Iterator[None]) -> SteppedWork:
+        """Return work that lets input wait until its *steps* have ended."""
+        self.ready, self._work = False, SteppedWork(self.broker.turns, steps)
+        self._work.done.addErrback(self._failed).addCallback(lambda _: self._resume())
+        return self._work
 
-    def failed(self, failure: Failure) -> None:
-        """Log the failure of a turn, by which the search has ended; the listeners go on without it."""
+    def _failed(self, failure: Failure) -> None:
+        """Log *failure*, by which the search has ended; the listeners go on without it."""
         log.failure(
             "lumberjack: events that are sent again may be stored twice, because searching the log failed; please "
             "report this bug",
             failure,
         )
 
-    def _work(self) -> int:
-        """Search and read for one turn; return how many bytes were read."""
-        try:
-            size = self._search() if self._runs is not None else self.table.read_more(self.limits.turn_bytes)
-        except Exception:
-            self._runs = None  # end the search after an error, or the listeners would wait for ever
-            self._resume()
-            raise
-        if self._runs is None and not self.table.has_unread:
-            self._resume()
-        else:
-            self._queue()
-        return size
-
-    def _queue(self) -> None:
-        if not self._queued:
-            self._queued = True
-            self.broker.turns.ready(self)
-
     def _resume(self) -> None:
-        self.ready = True
+        work, self._work, self.ready = self._work, None, True
+        if work is not None:
+            work.stop()
         parked, self._parked = self._parked, []
         for proceed in parked:
             proceed()
 
-    def _search(self) -> int:
-        size, runs = 0, 0
+    def _search(self) -> Iterator[None]:
+        """Search the end of the log, one run in each step; then read what has to be read meanwhile."""
+        windows = dict[str | None, int]()
+        oldest: int | None = None
         try:
-            while self._runs is not None and runs < self.limits.turn_runs and size < self.limits.turn_bytes:
-                run = next(self._runs, None)
-                if run is None or not self._left or self._is_old(run):
-                    self._finish()
+            for run in islice(self.broker.latest(self.limits.reach * self.broker.budget.limit), self.limits.runs):
+                if oldest is None:
+                    oldest = run.time - int((self.table.age + CLOCK_STEP) * 1e6)
+                if run.time < oldest:
                     break
-                self._left -= 1
-                runs, size = runs + 1, size + len(run.payload)
-                self._recover(run)
+                self._recover(run, windows)
+                yield
         except JournalCorrupt as damage:
             log.warn("lumberjack: events that are sent again may be stored twice: {damage}", damage=str(damage))
-            self._finish()
-        return size
+        log.info("lumberjack: {count} events are recognized if they are sent again", count=self.table.suspects)
+        yield from self._read()
 
-    def _recover(self, run: Run) -> None:
-        """Remember the events of *run*, if they may be of the last windows of their connection."""
+    def _read(self) -> Iterator[None]:
+        """Read the records of lost connections, those of one in each step."""
+        while self.table.has_unread:
+            self.table.read_more()
+            yield
+
+    def _recover(self, run: Run, windows: dict[str | None, int]) -> None:
+        """Remember the events of *run*, if they may be of the last windows of their connection.
+
+        :param windows: for each connection whose runs were found: how many of its windows have begun in them
+        """
         if run.source != PROTOCOL or run.content_type != JSON:
             return
-        newer = self._windows.get(run.producer, 0)
+        newer = windows.get(run.producer, 0)
         if newer < WINDOWS:
-            self._windows[run.producer] = newer + _begun(run)
+            windows[run.producer] = newer + _begun(run)
             self.table.recover(run, _network(run), newer)
-
-    def _is_old(self, run: Run) -> bool:
-        if self._oldest is None:
-            self._oldest = run.time - int((self.table.age + CLOCK_STEP) * 1e6)
-        return run.time < self._oldest
-
-    def _finish(self) -> None:
-        self._runs = None
-        self._windows.clear()
-        log.info("lumberjack: {count} events are recognized if they are sent again", count=self.table.suspects)
 
 
 #: The objects that listeners share, by the broker's id, limits and identity; kept while a listener uses them.

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
 import attrs
 
@@ -63,6 +64,8 @@ LIKELY = 4
 SHARES = 3, 3, 1
 #: How many stretches (see :class:`Stretch`) all connections may have together, and how many each may always have.
 STRETCHES, LEAST_STRETCHES = 65_536, 32
+#: How many stretches that are too old one turn forgets at most.
+EXPIRED = 256
 #: How many bytes one read of the journal returns at most.
 READ = 256 << 10
 
@@ -231,7 +234,9 @@ class Repetitions:
         if not ages and until is None:
             return False
         now = self.seconds()
-        while ages and (oldest := next(iter(ages))).until <= now:
+        for oldest in list(islice(ages, EXPIRED)):
+            if oldest.until > now:
+                break
             self.forget(oldest)
         if until is not None and until <= now:
             self._end_overlap(sender.network)
@@ -285,32 +290,24 @@ class Repetitions:
             self._ages.move_to_end(stretch)
             next(table for table in self._tables if stretch in table).renew(stretch)
 
-    def read_more(self, most: int) -> int:
-        """Read events that have to be recognized and are not in the table yet; return how many bytes were read.
-
-        :param most: after how many bytes to end
-        """
-        size = 0
-        while self._unread and size < most:
-            stretch, done = next(iter(self._unread.items()))
-            if stretch.run is not None:
-                runs: Iterable[Run] = (stretch.run,)
-            else:
-                runs = self._runs(stretch, done)
-            part = 0
-            for run in runs:
-                part += len(run)
-                size += len(run.payload) + 1
-                found = self.fingerprints.of(run)
-                if any(found) and not self._ledger.enter(stretch, found):
-                    self.forgot(len(run))
-            if part and done + part < stretch.count:
-                self._unread[stretch] = done + part
-            else:  # all was read, or the journal has no more of it
-                self._unread.pop(stretch, None)
-                if stretch not in self._ledger:
-                    self.forget(stretch)
-        return size
+    def read_more(self) -> None:
+        """Read some of the events that have to be recognized and are not in the table yet, if there are any."""
+        if not self._unread:
+            return
+        stretch, done = next(iter(self._unread.items()))
+        runs: Iterable[Run] = (stretch.run,) if stretch.run is not None else self._runs(stretch, done)
+        part = 0
+        for run in runs:
+            part += len(run)
+            found = self.fingerprints.of(run)
+            if any(found) and not self._ledger.enter(stretch, found):
+                self.forgot(len(run))
+        if part and done + part < stretch.count:
+            self._unread[stretch] = done + part
+        else:  # all was read, or the journal has no more of it
+            self._unread.pop(stretch, None)
+            if stretch not in self._ledger:
+                self.forget(stretch)
 
     @property
     def has_unread(self) -> bool:

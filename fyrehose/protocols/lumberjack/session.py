@@ -27,7 +27,6 @@ acknowledged.  A 0 only shows that the reader is alive.
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import ClassVar
@@ -35,7 +34,7 @@ from typing import ClassVar
 import attrs
 
 from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
-from fyrehose.inflate import PIECE, SLICE, WHOLE, Inflation
+from fyrehose.inflate import PIECE, SLICE, WHOLE, Inflation, deflated
 from fyrehose.kernels import lumberjack as kernel
 from fyrehose.protocols.lumberjack.columns import Columns, Route
 from fyrehose.protocols.lumberjack.frames import (
@@ -45,18 +44,18 @@ from fyrehose.protocols.lumberjack.frames import (
     MAX_FRAME,
     SHORT,
     WRITER_FRAMES,
-    Ack,
     Compressed,
     EventRun,
     FrameType,
     PairScanner,
     Window,
     check_version,
+    digit,
     json_frames,
     pairs_of,
     too_large,
 )
-from fyrehose.protocols.lumberjack.windows import Windows
+from fyrehose.protocols.lumberjack.windows import Acks, Windows
 from fyrehose.records import Buffer
 from fyrehose.sessions import ByteSession
 
@@ -239,9 +238,9 @@ class LumberjackServerSession(ByteSession):
 
     # Helpers.
 
-    def _send(self, acks: list[Ack]) -> None:
-        for ack in acks:
-            self.out.append(ack.serialize())
+    def _send(self, acks: Acks) -> None:
+        for version, number in acks:
+            self.out.append(SHORT.pack(digit(version), FrameType.ACK, number))
 
     def _turn(self) -> list[ReaderEvent]:
         self._bytes, self._events = self.limits.turn_bytes, self.limits.turn_events
@@ -550,7 +549,7 @@ class LumberjackWriterSession(ByteSession):
         frames = json_frames(self.version, 1, lengths, payload)
         if max(memoryview(lengths).cast("B").cast("I")) > MAX_EVENT:
             raise LocalProtocolError(f"an event exceeds the limit of {MAX_EVENT} bytes")
-        packed = zlib.compress(frames, self.level) if self.level else frames
+        packed = deflated(frames, self.level) if self.level else frames
         if self.level and len(packed) <= MAX_EVENT:
             frames = Compressed(version=self.version, payload=packed).serialize()
         self.out += (Window(version=self.version, number=count).serialize(), frames)

@@ -18,7 +18,8 @@ from collections import deque
 
 import attrs
 
-from fyrehose.protocols.lumberjack.frames import Ack
+#: The version and the sequence of each acknowledgement.
+Acks = list[tuple[int, int]]
 
 
 @attrs.define(eq=False)
@@ -139,36 +140,36 @@ class Windows:
             if not count:
                 return
 
-    def acks(self) -> list[Ack]:
+    def acks(self) -> Acks:
         """Return the acknowledgements that are due, and remove their windows."""
-        acks: list[Ack] = []
+        acks: Acks = []
         while self.unacknowledged:
             window = self.unacknowledged[0]
             if not window.finished or not window.sealed or window.pending:
                 break
             del self.unacknowledged[0]
             owed = window.times if window.size == 0 else int(window.received > window.acknowledged)
-            acks += [Ack(version=window.version, number=window.last)] * owed
+            acks += [(window.version, window.last)] * owed
         if self.unacknowledged and self.unacknowledged[0].version == 2 and self.unacknowledged[0].size is None:
             # No W frame announced these events, so the writer may wait for the acknowledgement of any of them.
             acks += self.silence_acks()
         return acks
 
-    def keep_alive_acks(self, version: int = 0) -> list[Ack]:
+    def keep_alive_acks(self, version: int = 0) -> Acks:
         """Return an A frame with 0 for a waiting writer; nothing for version 1.
 
         :param version: the version of the writer before its first window
         """
         version = self.unacknowledged[0].version if self.unacknowledged else self.version or version
-        return [Ack(version=2, number=0)] if version == 2 else []
+        return [(2, 0)] if version == 2 else []
 
-    def silence_acks(self) -> list[Ack]:
+    def silence_acks(self) -> Acks:
         """Return the acknowledgement of all events that a writer has sent, which stays silent within its window."""
         if not self.silence_ack_due:
             return []
         window = self.unacknowledged[0]
         window.acknowledged = window.received
-        return [Ack(version=window.version, number=window.last)]
+        return [(window.version, window.last)]
 
     @property
     def _implied_size(self) -> int | None:

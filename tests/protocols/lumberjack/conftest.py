@@ -14,13 +14,21 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Broken
 from fyrehose.net.inflight import InFlight
-from fyrehose.protocols.lumberjack.frames import Ack, Compressed, EventRun, Json, Window
+from fyrehose.protocols.lumberjack.frames import DIGITS, SHORT, EventRun, FrameType, Json, Window
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackServerSession
 from fyrehose.records import Record, Run
 from fyrehose.testing import MemoryJournal, Transport, shell
+from tests.doubles.compressed import compressed_frame
 
 Event = tuple[bytes, int, str | None, str]
+
+
+def acks_of(data: bytes) -> list[tuple[int, int]]:
+    """Return version and sequence of the A frames in *data*."""
+    frames = list(SHORT.iter_unpack(data))
+    assert {kind for _, kind, _ in frames} <= {FrameType.ACK}
+    return [(DIGITS[version], number) for version, _, number in frames]
 
 
 def flatten(events: Sequence[Any]) -> list[Event]:
@@ -90,9 +98,7 @@ class Peer:
     @property
     def acks(self) -> list[tuple[int, int]]:
         """Return version and sequence of all acknowledgements so far."""
-        pieces = [self.answers[i : i + 6] for i in range(0, len(self.answers), 6)]
-        frames = [Ack.parse(piece) for piece in pieces]
-        return [(frame.version, frame.number) for frame in frames]
+        return acks_of(self.answers)
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +124,7 @@ def _window(
         Json(version=version, sequence=number, payload=document % i).serialize() for i, number in enumerate(numbers)
     )
     if compressed:
-        frames = Compressed.of(frames, version=version, level=level).serialize()
+        frames = compressed_frame(frames, version=version, level=level)
     return Window(version=version, number=count if size is None else size).serialize() + frames
 
 
@@ -135,9 +141,7 @@ class Connection(shell.ClientSide):
     @property
     def acks(self) -> list[tuple[int, int]]:
         """Return version and sequence of all acknowledgements so far."""
-        data = self.transport.value()
-        frames = [Ack.parse(data[i : i + 6]) for i in range(0, len(data), 6)]
-        return [(frame.version, frame.number) for frame in frames]
+        return acks_of(self.transport.value())
 
     def lose(self) -> None:
         self.transport.disconnecting = True

@@ -22,7 +22,7 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
 from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient, to_document
-from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack, Window
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, SHORT, Ack
 from fyrehose.testing import Transport
 
 Make = Callable[..., Any]
@@ -79,7 +79,7 @@ def windows(data: bytes) -> list[int]:
     found, at = [], 0
     while at < len(data):
         if data[at + 1 : at + 2] == b"W":
-            found.append(Window.parse(data[at : at + 6]).number)
+            found.append(SHORT.unpack_from(data, at)[2])
             at += 6
         else:
             at += 10 + int.from_bytes(data[at + 6 : at + 10], "big")

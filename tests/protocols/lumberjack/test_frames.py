@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from fyrehose.errors import LocalProtocolError, RemoteProtocolError
 from fyrehose.protocols.lumberjack.frames import (
-    FRAMES,
     LONG,
     MAX_EVENT,
     MAX_FRAME,
@@ -55,38 +54,19 @@ golden = pytest.mark.parametrize(("frame", "data"), GOLDEN, ids=[str(number) for
 
 
 @golden
-def test_frames_match_their_golden_bytes_both_ways(frame: Frame, data: str) -> None:
+def test_frames_match_their_golden_bytes(frame: Frame, data: str) -> None:
     assert frame.serialize() == bytes.fromhex(data)
-    assert FRAMES[frame.type].parse(bytes.fromhex(data)) == frame
 
 
 def test_the_zlib_stream_of_the_golden_bytes_holds_a_frame() -> None:
-    assert Json.parse(zlib.decompress(bytes.fromhex(ZLIB))) == Json(version=2, sequence=1, payload=b"{}")
-
-
-@golden
-def test_frame_of_another_length_is_refused(frame: Frame, data: str) -> None:
-    whole = bytes.fromhex(data)
-    for wrong in [whole[:cut] for cut in range(len(whole))] + [whole + b"\0"]:
-        with pytest.raises(RemoteProtocolError):
-            type(frame).parse(wrong)
-
-
-@golden
-def test_frame_of_another_version_or_type_is_refused(frame: Frame, data: str) -> None:
-    whole = bytes.fromhex(data)
-    for wrong in (b"\x01" + whole[1:], b"3" + whole[1:], whole[:1] + b"Z" + whole[2:]):
-        with pytest.raises(RemoteProtocolError, match="bad-frame"):
-            type(frame).parse(wrong)
+    assert zlib.decompress(bytes.fromhex(ZLIB)) == Json(version=2, sequence=1, payload=b"{}").serialize()
 
 
 def test_every_frame_type_has_a_class() -> None:
-    assert set(FRAMES) == set(FrameType)
+    assert {frame.type for frame, _ in GOLDEN} == set(FrameType)
     assert {FrameType.COMPRESSED, FrameType.DATA, FrameType.JSON, FrameType.WINDOW} == WRITER_FRAMES
     with pytest.raises(NotImplementedError):
         Frame().serialize()
-    with pytest.raises(NotImplementedError):
-        Frame._from(2, b"")
 
 
 def test_invalid_frames_cannot_be_constructed() -> None:
@@ -107,11 +87,6 @@ class Huge(bytes):
 
     def __len__(self) -> int:
         return MAX_FRAME + 1
-
-
-def test_payload_of_a_compressed_frame_is_a_zlib_stream() -> None:
-    inner = Json(sequence=1, payload=b"{}").serialize()
-    assert zlib.decompress(Compressed.of(inner, version=1, level=9).payload) == inner
 
 
 def test_json_frames_equals_single_frames() -> None:

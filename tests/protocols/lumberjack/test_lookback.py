@@ -14,14 +14,16 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
-from fyrehose.net.turns import Turns
+from fyrehose.net.turns import STEPS, Turns
 from fyrehose.protocols.lumberjack import lookback
-from fyrehose.protocols.lumberjack.lookback import TURN_RUNS, SearchLimits, SharedRepetitions
+from fyrehose.protocols.lumberjack.lookback import SearchLimits, SharedRepetitions
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.records import Run, column_of
 
 AGE = 600.0
 DAY = 86400 * 1_000_000
+#: More records than three turns search.
+MANY = 3 * STEPS + 2
 
 
 def run_of(number: int, time: int = 0, source: str = "lumberjack", producer: str = "10.0.0.1:5000") -> Run:
@@ -42,8 +44,8 @@ def run_of(number: int, time: int = 0, source: str = "lumberjack", producer: str
 class HandedTurns(Turns):
     """Turns that a world takes."""
 
-    def __init__(self, works: list[Any]) -> None:
-        super().__init__()
+    def __init__(self, clock: Clock, works: list[Any]) -> None:
+        super().__init__(clock)
         self.works = works
 
     def ready(self, work: Any, share: str = "") -> None:
@@ -82,7 +84,7 @@ class World:
 
     log: list[Run]
     damaged_at: int = -1
-    limits: SearchLimits = SearchLimits(turn_runs=10)
+    limits: SearchLimits = SearchLimits()
     events: int = 100_000
     read: int = 0
     ready: list[str] = attrs.field(factory=list)
@@ -91,7 +93,7 @@ class World:
     clock: Clock = attrs.field(factory=Clock)
 
     def __attrs_post_init__(self) -> None:
-        self.broker = ReadingBroker(lambda run: None, turns=HandedTurns(self.turns))
+        self.broker = ReadingBroker(lambda run: None, turns=HandedTurns(self.clock, self.turns))
         self.broker.world = self
 
     def latest(self, size: int) -> Iterator[Run]:
@@ -120,24 +122,18 @@ class World:
 
 @pytest.fixture
 def world() -> Callable[..., World]:
-    """Return the function that makes worlds, in which a turn reads ten runs."""
+    """Return the function that makes worlds."""
     return lambda *runs, **options: World(list(runs), **options)
 
 
 def test_listener_is_ready_after_turns_of_a_bounded_number_of_runs(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+    made = world(*map(run_of, range(1, MANY)))
     shared = made.open("a")
-    assert (made.read, made.ready, shared.ready) == (10, [], False)
+    assert (made.read, made.ready, shared.ready) == (STEPS, [], False)
     made.turns.pop().take_turn()
-    assert (made.read, made.ready) == (20, [])
+    assert (made.read, made.ready) == (2 * STEPS, [])
     made.run()
-    assert (made.read, made.ready, shared.ready, shared.table.suspects) == (35, ["a"], True, 35)
-
-
-def test_turn_of_the_search_is_bounded_by_bytes_too(world: Any) -> None:
-    made = world(*map(run_of, range(1, 10)), limits=SearchLimits(turn_bytes=2 * len(run_of(1).payload)))
-    made.open("a")
-    assert made.read == 2
+    assert (made.read, made.ready, shared.ready, shared.table.suspects) == (MANY - 1, ["a"], True, MANY - 1)
 
 
 def test_short_log_is_searched_at_once(world: Any) -> None:
@@ -148,10 +144,10 @@ def test_short_log_is_searched_at_once(world: Any) -> None:
 
 def test_search_is_bounded_by_runs_of_all_protocols(world: Any) -> None:
     runs = (run_of(n, source="figg" if n % 2 else "lumberjack") for n in range(1, 31))
-    made = world(*runs, limits=SearchLimits(turn_runs=10, runs=15))
+    made = world(*runs, limits=SearchLimits(runs=15))
     shared = made.open("a")
     made.run()
-    assert (made.read, made.ready, shared.table.suspects) == (16, ["a"], 8)
+    assert (made.read, made.ready, shared.table.suspects) == (15, ["a"], 8)
 
 
 def test_search_ends_at_runs_older_than_resent_age_plus_an_hour(world: Any) -> None:
@@ -162,36 +158,36 @@ def test_search_ends_at_runs_older_than_resent_age_plus_an_hour(world: Any) -> N
 
 
 def test_damage_ends_the_search_and_is_logged(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)), damaged_at=15)
+    made = world(*map(run_of, range(1, MANY)), damaged_at=2 * STEPS)
     with capturedLogs() as logs:
         shared = made.open("a")
         made.run()
-    assert (made.ready, shared.table.suspects) == (["a"], 15)
+    assert (made.ready, shared.table.suspects) == (["a"], 2 * STEPS)
     assert [event["log_level"] for event in logs] == [LogLevel.warn, LogLevel.info]
 
 
 def test_listeners_share_one_search(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+    made = world(*map(run_of, range(1, MANY)))
     shared = made.open("a")
     assert made.open("b") is shared
     made.run()
     made.open("c")
-    assert (made.read, made.ready) == (35, ["a", "b", "c"])
+    assert (made.read, made.ready) == (MANY - 1, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize(("windows", "kept"), [(5, 5), (8, 8), (9, 8), (20, 8)])
 def test_only_the_last_windows_of_each_connection_are_remembered(world: Any, windows: int, kept: int) -> None:
     """Sequences of Beats begin at 1 again in each window."""
     runs = [
-        attrs.evolve(run_of(2 * n + more, producer=producer), producer_seq=1 + more)
-        for producer in ("10.0.0.1:5000", "10.0.0.1:5001")
+        attrs.evolve(run_of(100 * port + 2 * n + more, producer=f"10.0.0.1:{port}"), producer_seq=1 + more)
+        for port in (5000, 5001)
         for n in range(windows)
         for more in (0, 1)
     ]
     made = world(*runs, limits=SearchLimits())
     shared = made.open("a")
     made.run()
-    assert shared.table.suspects == 2 * kept
+    assert shared.table.suspects == 4 * kept
 
 
 def test_last_windows_of_an_older_connection_displace_windows_before_the_last_of_a_newer_one(world: Any) -> None:
@@ -228,23 +224,23 @@ def test_listeners_with_another_resent_age_have_a_table_of_their_own(world: Any)
 
 
 def test_search_continues_when_one_of_its_listeners_is_closed(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+    made = world(*map(run_of, range(1, MANY)))
     shared = made.open("a")
     made.open("b")
     shared.close("a")
     made.run()
-    assert (made.ready, shared.table.suspects) == (["a", "b"], 35)
+    assert (made.ready, shared.table.suspects) == (["a", "b"], MANY - 1)
 
 
 def test_last_listener_ends_the_search_and_the_next_one_begins_it_again(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+    made = world(*map(run_of, range(1, MANY)))
     shared = made.open("a")
     shared.close("a")
     assert (made.ready, shared.table.suspects) == (["a"], 0)
     assert made.open("b") is shared
-    assert len(made.turns) == 1, "the turn of the first search"
+    assert len(made.turns) == 2, "the turn of the first search does nothing"
     made.run()
-    assert (made.ready, shared.table.suspects) == (["a", "b"], 35)
+    assert (made.ready, shared.table.suspects) == (["a", "b"], MANY - 1)
 
 
 def test_table_of_a_server_is_freed_with_its_last_listener(world: Any) -> None:
@@ -255,20 +251,24 @@ def test_table_of_a_server_is_freed_with_its_last_listener(world: Any) -> None:
     assert not [key for key in lookback._SHARED if key[0] == id(made.broker)]
 
 
-def test_unexpected_error_ends_the_search_for_its_listeners(world: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+def test_unexpected_error_ends_the_search_for_its_listeners(world: Any, logged_errors: Any) -> None:
+    made = world(*map(run_of, range(1, MANY)))
     shared = made.open("a")
-    made.log[20] = object()  # type: ignore[call-overload]
-    with pytest.raises(AttributeError):
-        made.turns.pop().take_turn()
+    made.log[-2 * STEPS] = object()  # type: ignore[call-overload]
+    work = made.turns.pop()
+    with pytest.raises(AttributeError) as failed:
+        work.take_turn()
+    work.failed(Failure(failed.value))
     assert (made.ready, shared.ready) == (["a"], True)
+    (event,) = logged_errors.take()
+    assert event["log_failure"].check(AttributeError)
 
 
 def test_search_that_fails_is_logged_and_later_turns_of_others_are_taken(world: Any, logged_errors: Any) -> None:
-    made = world(*map(run_of, range(1, 36)))
+    made = world(*map(run_of, range(1, MANY)))
     made.broker.turns = Turns(made.clock)
     shared = made.open("a")
-    made.log[20] = object()  # type: ignore[call-overload]
+    made.log[-2 * STEPS] = object()  # type: ignore[call-overload]
     taken: list[str] = []
     made.broker.turns.ready(Work(taken))
     made.clock.pump([0.1] * 3)
@@ -298,15 +298,15 @@ def test_listener_over_a_broker_without_a_journal_is_ready_at_once() -> None:
 
 def test_writer_waits_until_the_search_is_complete_and_is_kept_alive_afterwards(server: Any, window: Any) -> None:
     made = server(auto=False)
-    for _ in range(TURN_RUNS + 1):
+    for _ in range(STEPS + 1):
         made.broker.publish((Run.of("lumberjack", [b"x"], source="figg"),))
         made.journal.commit()
     made.factory.doStart()
     peer = made.connect()
     peer.send(window(3))
-    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], TURN_RUNS + 1)
+    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], STEPS + 1)
     made.settle()
-    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], TURN_RUNS + 4)
+    assert (peer.acks, made.broker.sequencer.last("lumberjack")) == ([], STEPS + 4)
     made.clock.pump([1.0] * 5)
     assert peer.acks == [(2, 0)]
     made.journal.commit()

@@ -12,12 +12,13 @@ from fyrehose.inflate import WHOLE
 from fyrehose.net.sockets import READ
 from fyrehose.protocols.lumberjack.frames import MAX_PAIRS, Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, LumberjackLimits, LumberjackServerSession
+from tests.doubles.compressed import compressed_frame
 
 Make = Callable[..., Any]
 WINDOW = Window(version=2, number=9).serialize()
 DOCUMENT = Json(version=2, sequence=1, payload=b'{"n":1}').serialize()
 PAIRS = Data(version=2, sequence=2, pairs=((b"key", b"value"), (b"", b"x"))).serialize()
-PACKED = Compressed.of(DOCUMENT + PAIRS).serialize()
+PACKED = compressed_frame(DOCUMENT + PAIRS)
 EMPTY = Compressed(payload=b"").serialize()
 NOTHING = Window(version=2, number=0).serialize()
 
@@ -123,7 +124,7 @@ def test_limit_of_unacknowledged_windows_is_exact(peer: Make) -> None:
     assert not fed.session.windows_full
     for count, causes in ((2, []), (3, ["too-many-windows"])):
         fed = peer(LumberjackServerSession(LumberjackLimits(max_windows=3)))
-        assert fed.feed(Compressed.of(window * count).serialize()).causes == causes
+        assert fed.feed(compressed_frame(window * count)).causes == causes
 
 
 def test_compressed_frame_is_inflated_a_turn_at_a_time() -> None:
@@ -158,6 +159,6 @@ def test_bytes_behind_a_compressed_stream_are_expected_and_ignored(peer: Make) -
 
 def test_pairs_in_a_compressed_frame_are_refused_if_the_rest_cannot_hold_them(peer: Make) -> None:
     frame = Data(version=2, sequence=1, pairs=((b"", b""),) * MAX_PAIRS).serialize()
-    assert peer().feed(Compressed.of(frame).serialize()).causes == []
-    assert peer().feed(Compressed.of(frame[:-1]).serialize()).causes == ["too-many-pairs"]
+    assert peer().feed(compressed_frame(frame)).causes == []
+    assert peer().feed(compressed_frame(frame[:-1])).causes == ["too-many-pairs"]
     assert peer().feed(frame[:-1]).causes == []

@@ -15,14 +15,17 @@ from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError, JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.kernels import lumberjack as kernel
+from fyrehose.kernels.pure.lumberjack import SLOT
 from fyrehose.options import build
 from fyrehose.protocols.lumberjack import resent
-from fyrehose.protocols.lumberjack.frames import Compressed, Json, Window
-from fyrehose.protocols.lumberjack.ledger import ENTRY, Fingerprints, Ledger, identity
+from fyrehose.protocols.lumberjack.frames import Json, Window
+from fyrehose.protocols.lumberjack.ledger import ENTRY, PACE, Fingerprints, Ledger, identity
 from fyrehose.protocols.lumberjack.resent import Repetitions, Sender
 from fyrehose.protocols.lumberjack.server import LumberjackSettings
 from fyrehose.records import Run, column_of
 from fyrehose.routes import routes
+from tests.doubles.compressed import compressed_frame
 
 AGE = 600.0
 
@@ -46,7 +49,7 @@ def frames(*events: bytes) -> bytes:
 
 
 @attrs.define
-class Door:
+class Receiver:
     """Repetitions over records in memory, whose writers publish at once or when a test says so."""
 
     stored: list[bytes] = attrs.field(factory=list)
@@ -106,7 +109,7 @@ class Door:
 class Writer:
     """A connection; each send is a window of its own, acknowledged when it is durable."""
 
-    door: Door
+    receiver: Receiver
     sender: Sender
     windows: int = 0
     acknowledged: int = 0
@@ -114,14 +117,14 @@ class Writer:
     def send(self, *events: bytes, durable: bool = True) -> list[bytes]:
         """Publish *events*; return those that are stored."""
         self.windows += 1
-        while self.door.repetitions.has_unread:
-            self.door.repetitions.read_more(1 << 20)
-        fresh, originals = self.sender.sift([Door.run(*events)])
+        while self.receiver.repetitions.has_unread:
+            self.receiver.repetitions.read_more()
+        fresh, originals = self.sender.sift([Receiver.run(*events)])
         self.sender.begin(len(events), sum(map(len, fresh)), originals)
         self.sender.publishing(fresh, self.windows, self.acknowledged)
         for run in fresh:
-            run.first_seq = len(self.door.stored) + 1
-            self.door.stored += map(bytes, run.payloads())
+            run.first_seq = len(self.receiver.stored) + 1
+            self.receiver.stored += map(bytes, run.payloads())
         if durable:
             self.acknowledged += 1
             assert self.sender.durable(fresh) == len(events)
@@ -139,14 +142,14 @@ def publish(sender: Sender, *runs: Run) -> None:
 
 
 def test_event_of_a_lost_connection_is_stored_once() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     events = [event(n) for n in range(5)]
     assert first.send(*events) == events
     first.close()
-    second = door.connect()
+    second = receiver.connect()
     assert second.send(*events[2:], event(7)) == [event(7)]
-    assert door.stored == [*events, event(7)]
+    assert receiver.stored == [*events, event(7)]
 
 
 @pytest.mark.parametrize(
@@ -160,26 +163,26 @@ def test_event_of_a_lost_connection_is_stored_once() -> None:
     ],
 )
 def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(event(1), b'{"message":"ok"}')
     first.close()
-    assert door.connect().send(other) == [other]
+    assert receiver.connect().send(other) == [other]
 
 
 @pytest.mark.parametrize("filler", ["", "x" * 70_000, "\n\u00e9" * 20_000], ids=["short", "long", "escapes"])
 def test_event_is_recognized_with_its_members_in_another_order(filler: str) -> None:
-    door, fields = Door(), json.loads(event(1, message=filler, tags=[1, {"a": 1, "b": [2, {}]}]))
+    receiver, fields = Receiver(), json.loads(event(1, message=filler, tags=[1, {"a": 1, "b": [2, {}]}]))
 
     def shuffled(value: Any) -> Any:
         if isinstance(value, list):
             return [shuffled(each) for each in value]
         return {key: shuffled(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
 
-    first = door.connect()
+    first = receiver.connect()
     first.send(json.dumps(fields).encode())
     first.close()
-    assert door.connect().send(json.dumps(shuffled(fields)).encode()) == []
+    assert receiver.connect().send(json.dumps(shuffled(fields)).encode()) == []
 
 
 @pytest.mark.parametrize(
@@ -193,12 +196,12 @@ def test_event_is_recognized_with_its_members_in_another_order(filler: str) -> N
     ],
 )
 def test_option_identity_names_what_makes_an_event_the_same(fields: str, again: dict[str, Any], stored: bool) -> None:
-    door = Door(fields=fields)
+    receiver = Receiver(fields=fields)
     first, other = event(1, **{"@metadata": {"_id": "7"}}), event(1, **{"@metadata": {"_id": "7"}, **again})
-    writer = door.connect()
+    writer = receiver.connect()
     writer.send(first)
     writer.close()
-    assert door.connect().send(other) == ([other] if stored else [])
+    assert receiver.connect().send(other) == ([other] if stored else [])
 
 
 @pytest.mark.parametrize("wrong", ["", "a..b", ",", "a,,b", 'a"b', ",".join("abcdefghi"), ".".join("abcdefghi")])
@@ -208,22 +211,22 @@ def test_invalid_identity_is_refused(wrong: str) -> None:
 
 
 def test_document_id_identifies_an_event() -> None:
-    door, document = Door(), b'{"@metadata":{"beat":"filebeat","_id":"7"},"message":"ok"}'
-    first = door.connect()
+    receiver, document = Receiver(), b'{"@metadata":{"beat":"filebeat","_id":"7"},"message":"ok"}'
+    first = receiver.connect()
     first.send(document)
     first.close()
-    assert door.connect().send(document) == []
+    assert receiver.connect().send(document) == []
 
 
 def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() -> None:
-    door, told = Door(), []
-    first = Writer(door, door.repetitions.connected("n", lambda: None))
-    (run,), _ = first.sender.sift([Door.run(event(1))])
+    receiver, told = Receiver(), []
+    first = Writer(receiver, receiver.repetitions.connected("n", lambda: None))
+    (run,), _ = first.sender.sift([Receiver.run(event(1))])
     publish(first.sender, run)
     first.close()
-    door.repetitions.read_more(1 << 20)
-    second = door.repetitions.connected("n", lambda: told.append("durable"))
-    fresh, originals = second.sift([Door.run(event(1), event(2))])
+    receiver.repetitions.read_more()
+    second = receiver.repetitions.connected("n", lambda: told.append("durable"))
+    fresh, originals = second.sift([Receiver.run(event(1), event(2))])
     assert second.begin(2, 1, originals)
     assert second.durable(fresh) == 0
     assert first.sender.durable([run]) == 1
@@ -231,178 +234,178 @@ def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() ->
 
 
 def test_turns_are_durable_in_the_order_of_the_connection() -> None:
-    door = Door()
-    lost = door.connect()
+    receiver = Receiver()
+    lost = receiver.connect()
     lost.send(event(1))
     lost.close()
-    door.repetitions.read_more(1 << 20)
-    sender = door.connect().sender
-    stored = [Door.run(event(2))]
+    receiver.repetitions.read_more()
+    sender = receiver.connect().sender
+    stored = [Receiver.run(event(2))]
     publish(sender, *stored)
-    fresh, originals = sender.sift([Door.run(event(1))])
+    fresh, originals = sender.sift([Receiver.run(event(1))])
     assert (fresh, sender.begin(1, 0, originals), sender.take_durable()) == ([], False, 0)
     assert sender.durable(stored) == 2
 
 
 def test_a_record_that_is_refused_is_stored_when_it_comes_again() -> None:
-    door = Door()
-    runs = [Door.run(event(n)) for n in range(2)]
-    first = door.connect().sender
+    receiver = Receiver()
+    runs = [Receiver.run(event(n)) for n in range(2)]
+    first = receiver.connect().sender
     publish(first, *runs)
     first.refused(runs)
     first.close(1, 0)
-    assert door.connect().send(event(0)) == [event(0)]
+    assert receiver.connect().send(event(0)) == [event(0)]
 
 
 def test_half_open_connections_of_a_network_find_each_others_events() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(event(1))
-    second = door.connect()
+    second = receiver.connect()
     assert second.send(event(1), event(2)) == [event(2)]
     assert first.send(event(2), event(3)) == [event(3)]
-    door.now = AGE
+    receiver.now = AGE
     assert second.send(event(3)) == [event(3)]
-    assert (door.charged, door.repetitions.suspects) == (0, 0)
+    assert (receiver.charged, receiver.repetitions.suspects) == (0, 0)
 
 
 def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
-    door = Door()
-    door.connect("a").send(event(1))
-    assert door.connect("b").send(event(1)) == [event(1)]
+    receiver = Receiver()
+    receiver.connect("a").send(event(1))
+    assert receiver.connect("b").send(event(1)) == [event(1)]
 
 
 def test_events_and_their_memory_are_released_after_resent_age() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(*map(event, range(9)))
     first.close()
-    second = door.connect()
-    door.now = AGE - 1
+    second = receiver.connect()
+    receiver.now = AGE - 1
     assert second.send(event(0)) == []
-    assert door.charged > 9 * ENTRY
-    door.now = 2 * AGE - 2
+    assert receiver.charged > 9 * ENTRY
+    receiver.now = 2 * AGE - 2
     assert second.send(event(1)) == []  # the repetition has renewed it
-    door.now = 3 * AGE
+    receiver.now = 3 * AGE
     assert second.send(event(2)) == [event(2)]
-    assert (door.charged, door.repetitions.suspects) == (0, 0)
+    assert (receiver.charged, receiver.repetitions.suspects) == (0, 0)
 
 
 def test_only_the_last_windows_of_a_connection_may_come_again() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     for n in range(20):
         first.send(event(n))
     first.close()
-    second = door.connect()
+    second = receiver.connect()
     again = second.send(*map(event, range(20)))
     assert again == [event(n) for n in range(20 - resent.WINDOWS - 1)]
 
 
 def test_windows_that_are_not_acknowledged_are_all_kept() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     for n in range(20):
         first.send(event(n), durable=False)
     first.close()
-    assert door.connect().send(*map(event, range(20)), durable=False) == []
+    assert receiver.connect().send(*map(event, range(20)), durable=False) == []
 
 
 def test_each_connection_keeps_a_bounded_number_of_stretches() -> None:
-    door = Door(stretches=100)
-    first = door.connect("a")
-    others = [door.connect(str(n)) for n in range(2)]
+    receiver = Receiver(stretches=100)
+    first = receiver.connect("a")
+    others = [receiver.connect(str(n)) for n in range(2)]
     for n in range(200):
         first.send(event(n), durable=False)
     assert len(first.sender.recent) == 100 // (1 + len(others))
 
 
 def test_lost_records_displace_those_of_open_connections_and_then_the_oldest_of_the_largest_network() -> None:
-    door = Door(capacity=16)
-    quiet, loud = door.connect("quiet"), door.connect("loud")
+    receiver = Receiver(capacity=16)
+    quiet, loud = receiver.connect("quiet"), receiver.connect("loud")
     quiet.send(event(0), event(1))
     for n in range(2, 22, 2):
         loud.send(event(n), event(n + 1))
     loud.close()
     quiet.close()
-    third = door.connect("third")
+    third = receiver.connect("third")
     again = third.send(*map(event, range(22)))
     assert event(0) not in again
     assert event(21) not in again
     assert event(2) in again
-    assert door.forgotten == len(again) - 2, "the first window of the loud writer may not come again"
+    assert receiver.forgotten == len(again) - 2, "the first window of the loud writer may not come again"
 
 
-def found_at_a_start(capacity: int, events: int) -> Door:
-    door = Door(capacity=capacity)
-    door.stored += [event(n) for n in range(events)]
+def found_at_a_start(capacity: int, events: int) -> Receiver:
+    receiver = Receiver(capacity=capacity)
+    receiver.stored += [event(n) for n in range(events)]
     for n in range(events, 0, -1):
-        door.repetitions.recover(Door.run(event(n - 1), first=n), "n")
-    return door
+        receiver.repetitions.recover(Receiver.run(event(n - 1), first=n), "n")
+    return receiver
 
 
 def test_window_without_an_acknowledgement_displaces_the_oldest_that_a_start_has_found() -> None:
-    door = found_at_a_start(capacity=16, events=14)
-    lost = door.connect("m")
+    receiver = found_at_a_start(capacity=16, events=14)
+    lost = receiver.connect("m")
     lost.send(event(100))
     lost.close()
-    assert door.connect("m").send(event(100), *map(event, range(14))) == [event(0)]
+    assert receiver.connect("m").send(event(100), *map(event, range(14))) == [event(0)]
 
 
 def test_windows_of_half_open_connections_are_found_although_a_start_has_filled_the_table() -> None:
-    door = found_at_a_start(capacity=16, events=14)
-    first, second = door.connect(), door.connect()
+    receiver = found_at_a_start(capacity=16, events=14)
+    first, second = receiver.connect(), receiver.connect()
     for n in range(100, 110):
         first.send(event(n))
     assert second.send(event(108), event(109), *map(event, range(14))) == [event(n) for n in range(3)]
 
 
 def test_what_a_start_has_found_keeps_its_share_however_many_connections_are_lost() -> None:
-    door = found_at_a_start(capacity=16, events=14)
+    receiver = found_at_a_start(capacity=16, events=14)
     for round_ in range(5):
-        writers = [door.connect(str(n)) for n in range(3)]
+        writers = [receiver.connect(str(n)) for n in range(3)]
         for n, writer in enumerate(writers):
             writer.send(event(100 + 10 * round_ + n), event(200 + 10 * round_ + n))
             writer.close()
-    assert door.connect().send(*map(event, range(14))) == [event(n) for n in range(7)]
+    assert receiver.connect().send(*map(event, range(14))) == [event(n) for n in range(7)]
 
 
 def test_what_does_not_fit_at_a_start_is_counted_and_the_newest_is_found() -> None:
-    door = found_at_a_start(capacity=8, events=20)
-    assert (door.reads, door.repetitions.suspects, door.forgotten) == (0, 7, 13)
-    assert door.connect().send(*map(event, range(20))) == [event(n) for n in range(13)]
+    receiver = found_at_a_start(capacity=8, events=20)
+    assert (receiver.reads, receiver.repetitions.suspects, receiver.forgotten) == (0, 7, 13)
+    assert receiver.connect().send(*map(event, range(20))) == [event(n) for n in range(13)]
 
 
 def test_older_windows_give_way_to_the_last_windows_of_connections_that_a_start_finds_later() -> None:
-    door = Door(capacity=12)  # an eighth, rounded down, stays free for events that have given way
-    door.stored += [event(n) for n in range(16)]
+    receiver = Receiver(capacity=12)  # an eighth, rounded down, stays free for events that have given way
+    receiver.stored += [event(n) for n in range(16)]
     for end in (16, 8):  # two connections with eight windows of one event each
         for newer in range(8):
             first = end - newer
-            door.repetitions.recover(Door.run(event(first - 1), first=first), "n", newer)
+            receiver.repetitions.recover(Receiver.run(event(first - 1), first=first), "n", newer)
     forgotten = [*range(4), 8]  # the older windows of the second connection, and the oldest of the first
-    assert door.connect().send(*map(event, range(16))) == [event(n) for n in forgotten]
-    assert door.forgotten == len(forgotten)
+    assert receiver.connect().send(*map(event, range(16))) == [event(n) for n in forgotten]
+    assert receiver.forgotten == len(forgotten)
 
 
 def test_event_is_stored_if_the_journal_has_its_original_no_more() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(event(1), event(2))
     first.close()
-    second = door.connect()
+    second = receiver.connect()
     assert second.send(event(1)) == []
-    door.stored.clear()
+    receiver.stored.clear()
     assert second.send(event(2)) == [event(2)]
 
 
 def test_damaged_records_are_not_recognized() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(event(1))
-    door.damaged = True
+    receiver.damaged = True
     first.close()
-    assert door.connect().send(event(1)) == [event(1)]
+    assert receiver.connect().send(event(1)) == [event(1)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=40), st.integers(1, 20))
@@ -412,7 +415,7 @@ def test_ledger_finds_exactly_the_groups_that_it_has_not_forgotten(steps: list[t
     ledger: Ledger[int] = Ledger(capacity, charged.append)
     made, entered = Fingerprints(), {}
     for group, count in steps:
-        found = made.of(Door.run(*(event(100 * group + n) for n in range(count))))
+        found = made.of(Receiver.run(*(event(100 * group + n) for n in range(count))))
         if group in entered:
             ledger.forget([group])
             del entered[group]
@@ -425,14 +428,37 @@ def test_ledger_finds_exactly_the_groups_that_it_has_not_forgotten(steps: list[t
     assert (sum(charged), len(ledger)) == (0, 0)
 
 
+def column(first: int, count: int) -> bytes:
+    """Return *count* fingerprints from number *first* on, which are spread over a table."""
+    numbers = range(first, first + count)
+    return b"".join((n * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little") + b"\1\0\0\0" for n in numbers)
+
+
+def test_no_step_moves_more_of_a_table_than_was_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    retain = kernel.retain
+    monkeypatch.setattr(kernel, "retain", lambda slots, *rest: (moved.append(len(slots) // SLOT), retain(slots, *rest)))
+    ledger: Ledger[int] = Ledger(200_000)
+    for group in range(700):
+        moved.append(0)
+        assert ledger.enter(group, column(1_000 * group, 1_000))
+        if group >= 170:
+            ledger.forget([group - 170])
+    assert 0 < max(moved) <= PACE * 1_000
+    assert sum(moved) > 1_000_000, "the table was replaced many times"
+    for group in range(700):
+        expected = None if group < 530 else [group] * 1_000
+        assert ledger.find(column(1_000 * group, 1_000)) in (expected, expected or [None] * 1_000)
+
+
 def test_events_without_identity_are_not_watched() -> None:
-    door = Door()
-    first = door.connect()
+    receiver = Receiver()
+    first = receiver.connect()
     first.send(b'{"message":"ok"}')
     first.close()
-    second = door.connect()
+    second = receiver.connect()
     second.send(b'{"message":"ok"}')
-    assert not door.repetitions.is_watched(second.sender)
+    assert not receiver.repetitions.is_watched(second.sender)
 
 
 # Through the listener.
@@ -464,7 +490,7 @@ def test_window_whose_acknowledgement_was_lost_is_acknowledged_and_stored_once(d
     events = [event(n) for n in range(20)]
     sent = frames(*events)
     if compressed:
-        sent = sent[:6] + Compressed.of(sent[6:]).serialize()
+        sent = sent[:6] + compressed_frame(sent[6:])
     for _ in range(3):
         peer = made.connect()
         peer.send(sent)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fyrehose.broker.streams import StreamRule, StreamRules
-from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Data, Json, Window
 from fyrehose.routes import routes
+from tests.doubles.compressed import compressed_frame
 
 
 def event(**fields: Any) -> bytes:
@@ -31,7 +32,7 @@ def test_events_go_to_the_streams_of_their_fields_and_are_acknowledged_together(
     sent += [event(n=4), event(fields={"service": 7}), event(fields={"service": ""}), b"no JSON"]
     peer = made.connect()
     frames = b"".join(Json(sequence=n, payload=each).serialize() for n, each in enumerate(sent, 1))
-    peer.send(Window(number=len(sent)).serialize() + Compressed.of(frames).serialize())
+    peer.send(Window(number=len(sent)).serialize() + compressed_frame(frames))
     assert streams(made) == {"logs.web": [*sent[:2], sent[3]], "logs.db": [sent[2]], "lumberjack": sent[4:]}
     assert peer.acks == [(2, len(sent))]
 

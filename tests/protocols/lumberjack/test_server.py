@@ -28,6 +28,7 @@ from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, READ, SILENCE, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.records import Run
+from tests.doubles.compressed import compressed_frame
 
 Make = Callable[..., Any]
 both = pytest.mark.parametrize("version", [1, 2])
@@ -664,7 +665,7 @@ def test_large_window_is_published_in_pieces_and_acknowledged_once(server: Make,
     peer = made.connect()
     documents = [random.Random(n).randbytes(15_000) + bytes(25_000) for n in range(2_048)]
     inner = b"".join(doc(n, document, version) for n, document in enumerate(documents, 1))
-    wire = announce(2_048, version) + Compressed.of(inner, version).serialize()
+    wire = announce(2_048, version) + compressed_frame(inner, version)
     assert len(wire) > 30_000_000
     commits = most = 0
     while wire or not [ack for ack in peer.acks if ack[1]]:
@@ -807,7 +808,7 @@ def test_event_beyond_the_limit_becomes_a_dead_letter_and_blocks_no_others(
 ) -> None:
     made = server(max_frame=100)
     frames = doc(1) + doc(2, b"x" * size) + doc(3)
-    wire = announce(3) + (Compressed.of(frames).serialize() if compressed else frames)
+    wire = announce(3) + (compressed_frame(frames) if compressed else frames)
     peer = made.connect()
     for at in range(0, len(wire), 1 << 20):
         peer.send(wire[at : at + (1 << 20)])

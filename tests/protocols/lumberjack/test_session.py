@@ -18,6 +18,7 @@ from fyrehose.inflate import ENGINE, PIECE, WHOLE
 from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
 from fyrehose.protocols.lumberjack.session import PAIRS_WORK, RUN_WORK, LumberjackLimits, LumberjackServerSession
 from fyrehose.testing import every_chunking
+from tests.doubles.compressed import compressed_frame
 
 Make = Callable[..., Any]
 J = "application/json"
@@ -37,7 +38,7 @@ def announce(size: int, version: int = 2) -> bytes:
 
 
 def packed(*frames: bytes, version: int = 2) -> bytes:
-    return Compressed.of(b"".join(frames), version=version).serialize()
+    return compressed_frame(b"".join(frames), version=version)
 
 
 def golden(version: int) -> list[tuple[str, bytes, list[tuple[bytes, int]], list[int]]]:
@@ -215,7 +216,7 @@ def test_large_windows_of_honest_writers_need_little_memory(peer: Make, name: st
     make, level = LARGE_WINDOWS[name]
     documents = make()
     inner = b"".join(doc(n, document, version) for n, document in enumerate(documents, 1))
-    wire = announce(len(documents), version) + Compressed.of(inner, version, level).serialize()
+    wire = announce(len(documents), version) + compressed_frame(inner, version, level)
     fed = peer()
     digest, count, most = hashlib.sha256(), 0, 0
 

@@ -191,13 +191,7 @@ def writer(data: bytes) -> None:
 
 
 def single(data: bytes) -> None:
-    """Check that every frame that a parser accepts is encoded to the same bytes, and scan D frames in pieces."""
-    for frame in frames.FRAMES.values():
-        try:
-            parsed = frame.parse(data)
-        except RemoteProtocolError:
-            continue
-        assert parsed.serialize() == data
+    """Scan D frames in pieces."""
     for final in (False, True):
         fields = frames.PairScanner()
         try:

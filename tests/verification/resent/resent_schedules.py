@@ -203,7 +203,7 @@ class World:
             return
         size, uids = conn.out.pop(0)
         while self.repetitions.has_unread:
-            self.repetitions.read_more(1 << 20)
+            self.repetitions.read_more()
         if size:
             conn.ends.append(len(conn.entries) + size)
         events = [(uid, self.bytes_of(uid)) for uid in uids]

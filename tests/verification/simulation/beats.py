@@ -6,7 +6,8 @@ on any connection, behind or before other windows, with its events in another or
 in another order.
 
 Now and then the whole fleet has sent its windows when the server is killed, and is killed again while the fleet comes
-back.  A tap checks each connection, as it does for other writers (lumberjack.py).
+back.  Or the disk takes seconds while they all wait, so that the server sends signs of life.  A tap checks each
+connection, as it does for other writers (lumberjack.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from world import World
 PIPELINING, CONNECTIONS = 2, 2
 #: How long a Beat pauses within a window at most, in seconds: the server then acknowledges a part of it.
 PAUSE = 12.0
+#: How long the disk takes at most while the whole fleet waits, in seconds: the server sends A 0 every 4 s.
+STALL = 9.0
 _NAME = re.compile(rb'"name":"([^"]*)"')
 
 
@@ -200,13 +203,19 @@ class Beats(Lumberjack):
 
     def step(self) -> None:
         dice = self.world.random
-        if dice.random() < 0.06:
+        happens = dice.random()
+        if happens >= 0.1:
+            super().step()
+            return
+        for _ in range(PIPELINING):
+            self.everybody()
+        if happens < 0.06:
             self.world.note("beats: all send, and the server is killed")
-            for _ in range(PIPELINING):
-                self.everybody()
             self._kill(dice.choice((1, 2, 2)))
         else:
-            super().step()
+            self.world.note("beats: all send, and the disk stalls")
+            self.server.stall(STALL * dice.random())
+            self.world.clock.pass_time(STALL)
 
     def _kill(self, times: int) -> None:
         """Crash the server soon, before or after it has written acknowledgements, and again while the fleet is back."""

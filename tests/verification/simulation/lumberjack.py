@@ -83,13 +83,13 @@ class Tap:
 
     def _acknowledged(self, number: int) -> None:
         wrong = self.history.wrong
-        if not self.windows:
-            wrong(f"an acknowledgement of {number} without a window")
-        window = self.windows[0]
         if number == 0 and self.version == 1:
             wrong("version 1 is asked for patience")
+        if not self.windows and not (number == 0 and self._heard):  # A 0 also asks for patience within the first W
+            wrong(f"an acknowledgement of {number} without a window")
         if number == 0:
             return
+        window = self.windows[0]
         if not window.acked < number <= len(window.events):
             wrong(f"an acknowledgement of {number}, of {len(window.events)} events and behind {window.acked}")
         for event in window.events[window.acked : number]:
