@@ -573,11 +573,7 @@ class RelinkClient(TCPClient):
         """Return a Deferred of its own for each call of :meth:`close`; all fire when the link has ended."""
         done: Deferred[None] = Deferred()
         assert self._ended is not None
-
-        def notify(result: Any) -> None:
-            done.callback(result)
-
-        self._ended.addBoth(notify)
+        self._ended.addBoth(done.callback)
         return done
 
     # Internals.
@@ -674,7 +670,7 @@ class RelinkClient(TCPClient):
             case LinkUnknown():
                 self._refused(event)
             case events.Resumed():
-                self._announce_link()
+                self.established()
             case events.Received() | events.Decided():
                 if link is not None and not link.over:  # An earlier message of the same read may have lost the link.
                     self._inbox.add(link, event)
@@ -697,7 +693,7 @@ class RelinkClient(TCPClient):
         if self._closing:
             self._end()
             return
-        self._announce_link()
+        self.established()
 
     def _refused(self, event: LinkUnknown) -> None:
         """Reconnect for a new link, because the listener no longer knows the old link, which the client required."""
@@ -715,10 +711,6 @@ class RelinkClient(TCPClient):
             return False
         self._drop_link(link)
         return True
-
-    def _announce_link(self) -> None:
-        """Report that the link has become usable."""
-        self.established()
 
     def _drop_link(self, link: Link) -> None:
         """Mark *link* as lost, report its unacknowledged messages, and fail all Deferreds that wait for the link."""

@@ -50,8 +50,8 @@ def stream_seq(anchors: Anchors, channel_seq: int) -> int:
 class Publishing(Endpoint):
     """The endpoint that publishes the peer's messages to a stream."""
 
-    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
-        super().__init__(protocol, entry, place)
+    def __init__(self, connection: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
+        super().__init__(connection, entry, place)
         #: messages of channels without transactions (plain channels) from the current read: channel -> first sequence
         #: number, messages
         self._plain: dict[int, tuple[int, list[Piece]]] = {}
@@ -71,9 +71,9 @@ class Publishing(Endpoint):
                 # If a channel is closed twice in one read, the first write may have removed it already.
                 channel = self.link.receiving.get(event.channel)
                 if channel is not None and not channel.leaving:
-                    self.protocol.write([], [Staged(event.channel, channel.next, None)])
+                    self.connection.write([], [Staged(event.channel, channel.next, None)])
             case events.PeerShutdown():
-                self.protocol.handle_events(self.link.shutdown())
+                self.connection.handle_events(self.link.shutdown())
 
     def decided(self, event: events.Decided) -> None:
         """Record a commit or rollback in the link's state, to be written with the other messages of this read."""
@@ -86,7 +86,7 @@ class Publishing(Endpoint):
         many = f"a transaction of {event.last - event.first + 1} messages on channel {event.channel} is refused"
         if why is DropReason.FORGOTTEN:
             detail = "the server has forgotten its messages, by a restart or while it could not write; send them again"
-            self.protocol.count_refusal("transactions-forgotten", f"{many}: {detail}; commit more often")
+            self.connection.count_refusal("transactions-forgotten", f"{many}: {detail}; commit more often")
             return
         limits = self.link.limits
         size = shown_size(2 * limits.backlog_size)
@@ -95,7 +95,7 @@ class Publishing(Endpoint):
             DropReason.SIZE: f"more than {size} of the link were undecided",
             DropReason.MEMORY: "the links used more than half of the option server.memory",
         }[why]
-        self.protocol.count_refusal("transactions-too-large", f"{many}: {detail}; commit more often")
+        self.connection.count_refusal("transactions-too-large", f"{many}: {detail}; commit more often")
 
     def after_read(self) -> None:
         """Write in one batch what one read has brought: the messages, and the cursors of each channel."""
@@ -106,7 +106,7 @@ class Publishing(Endpoint):
             self._plain = {}
             self._write_plain(plain)
             if self._refusal is not None:
-                self.protocol.end_link(self._refusal)
+                self.connection.end_link(self._refusal)
         if self._decided:
             decided, self._decided = self._decided, []
             self._write_decided(decided)
@@ -121,7 +121,7 @@ class Publishing(Endpoint):
         for channel, first, messages in plain:
             runs += self._runs(channel, first, messages)
             stages.append(Staged(channel, first, first + len(messages) - 1))
-        refusal = self.protocol.write(runs, stages)
+        refusal = self.connection.write(runs, stages)
         if refusal is not None:
             self._write_plain_separately(plain, refusal)
 
@@ -137,11 +137,11 @@ class Publishing(Endpoint):
             return
         channel, first, messages = plain[0]
         if len(messages) == 1:
-            if letters.keeps(self.protocol.settings.refused, error):
+            if letters.keeps(self.connection.settings.refused, error):
                 (run,) = self._runs(channel, first, messages)
                 letter = letters.letter(PROTOCOL, run, error)
-                if self.protocol.write([], [Staged(channel, first, first)], [letter]) is None:
-                    self.protocol.count_refusal("dead-letters", str(error))
+                if self.connection.write([], [Staged(channel, first, first)], [letter]) is None:
+                    self.connection.count_refusal("dead-letters", str(error))
                     return
             refusal = f"message {first} of channel {channel} was refused, so the link ends: {error}"
             self._refusal = type(error)(f"{refusal}; send it in a transaction to have only the transaction refused")
@@ -176,15 +176,15 @@ class Publishing(Endpoint):
         for event in decided:
             result = Ack.COMMITTED if event.dropped is None else Ack.UNCOMMITTED
             stages.append(Staged(event.channel, event.first, event.last, result if event.commit else None))
-        refusal = self.protocol.write(self._committed_runs(decided), stages)
+        refusal = self.connection.write(self._committed_runs(decided), stages)
         if refusal is None:
             return
         if len(decided) > 1:
             for event in decided:
                 self._write_decided([event])
             return
-        self.protocol.count_refusal(type(refusal).__name__, str(refusal))
-        self.protocol.write([], [attrs.evolve(stages[0], result=Ack.UNCOMMITTED)])
+        self.connection.count_refusal(type(refusal).__name__, str(refusal))
+        self.connection.write([], [attrs.evolve(stages[0], result=Ack.UNCOMMITTED)])
 
     def _runs(self, channel: int, first: int, messages: MessageSequence) -> list[Run]:
         # A reopened channel begins at number 0 again, so the ordinal is needed to keep (producer, producer_seq) unique.
@@ -214,14 +214,14 @@ class Subscribing(Endpoint):
     window have room.
     """
 
-    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
-        super().__init__(protocol, entry, place)
+    def __init__(self, connection: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
+        super().__init__(connection, entry, place)
         self._subscription: ISubscription | None = None
         self._transport_ready = False
         #: messages to send before the next record, as soon as the window has room: where the channel begins, and gaps
         self._pending: deque[Parts | _Gap] = deque()
         self._writing_anchor = False
-        self._named = protocol.named
+        self._named = connection.named
 
     # Events of the session.
 
@@ -249,15 +249,15 @@ class Subscribing(Endpoint):
                     self._acknowledge()  # moving the position may have failed before the connection was lost
                     self._subscribe(event.next)
             case events.Received() | events.Decided():
-                self.protocol.reject(RemoteProtocolError("message-to-subscription"))
+                self.connection.reject(RemoteProtocolError("message-to-subscription"))
             case events.Finished():
-                self.protocol.handle_events(self.link.forget(event.channel))
+                self.connection.handle_events(self.link.forget(event.channel))
             case events.PeerShutdown():
                 # The link ends when the peer has consumed all sent messages, and is not kept over a restart from now
                 # on.  The peer forgets a closed channel: if the server crashed then, and still had the link, it would
                 # send everything again.
                 self.end()
-                self.protocol.registry.forget(self.entry, self._shut_down)
+                self.connection.registry.forget(self.entry, self._shut_down)
 
     def _shut_down(self) -> None:
         """Close channel 0 if the peer's report has arrived, and shut down the link."""
@@ -268,13 +268,13 @@ class Subscribing(Endpoint):
                 del link.sending[0]  # Nothing was sent on the channel, so the peer never saw it open.
             elif channel.mode is Sending.OPEN:
                 link.close(0)
-        self.protocol.handle_events(link.shutdown())
+        self.connection.handle_events(link.shutdown())
 
     def end(self) -> None:
         self._pending.clear()
-        self.protocol.timers.stop(self._acknowledge)
+        self.connection.timers.stop(self._acknowledge)
         if self._subscription is not None:
-            self.protocol.detach(self)
+            self.connection.detach(self)
 
     # Called by the connection, as for any subscription.
 
@@ -298,14 +298,6 @@ class Subscribing(Endpoint):
 
     # Called by the broker.
 
-    @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.protocol.subscriber
-
-    @property
-    def closes_in(self) -> float | None:
-        return self.protocol.closes_in
-
     def deliver(self, delivery: Delivery) -> int:
         """Send as many records as fit into a piece and into the window of the peer; return the number of the last."""
         self._pump()
@@ -322,42 +314,42 @@ class Subscribing(Endpoint):
             last = delivery.first_seq
             self._send_large(delivery.runs[0])
         self._update()
-        self.protocol.flush()
+        self.connection.flush()
         return last
 
     def skipped(self, first: int, last: int) -> None:
         self._pending.append(_Gap(last + 1))
-        self.protocol.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
+        self.connection.broker.counters.add(PROTOCOL, "skipped", last - first + 1)
 
     def ended(self, reason: Exception) -> None:
-        self.protocol.finish()
+        self.connection.finish()
 
     # Private.
 
     def _acknowledge(self) -> None:
         """Move the position of the named subscription to what the peer has consumed; retry after a refusal."""
         if self._named is not None and self.entry.consumed:
-            moved = self.protocol.broker.named.acknowledge(self._named, self.entry.consumed)
+            moved = self.connection.broker.named.acknowledge(self._named, self.entry.consumed)
             moved.addErrback(self._not_acknowledged)
 
     def _not_acknowledged(self, failure: Failure) -> None:
         if failure.check(PublishError):
-            self.protocol.timers.start(RETRY, self._acknowledge)
+            self.connection.timers.start(RETRY, self._acknowledge)
         else:
             failure.trap(FyrehoseError)
-            self.protocol.refuse_subscription(failure)
+            self.connection.refuse_subscription(failure)
 
     def _subscribe(self, channel_seq: int) -> None:
         """Subscribe to the stream, beginning with the record that message *channel_seq* of the channel carries."""
         if self.place.seqs and not channel_seq:
-            broker, rewinds = self.protocol.broker, 0 if self._named is None else self._named.saved.rewinds
+            broker, rewinds = self.connection.broker, 0 if self._named is None else self._named.saved.rewinds
             numbers = (self.entry.anchors[0][1] - 1, rewinds, broker.bounds(self.place.stream)[1])
             self._pending.append((b"", *map(_pack_seq, numbers), broker.epoch.encode()))
             channel_seq = 1
         wanted = stream_seq(self.entry.anchors, channel_seq)
-        subscription = self.protocol.broker.subscribe(self.place.stream, wanted - 1, self)
+        subscription = self.connection.broker.subscribe(self.place.stream, wanted - 1, self)
         if subscription.position < wanted - 1:
-            self.protocol.reject(
+            self.connection.reject(
                 RemoteProtocolError(
                     "acknowledged-unsent", f"the peer has message {channel_seq - 1}, which was not sent to it"
                 )
@@ -366,7 +358,7 @@ class Subscribing(Endpoint):
         if subscription.position >= wanted:
             self.skipped(wanted, subscription.position)
         self._subscription = subscription
-        self.protocol.attach(self)
+        self.connection.attach(self)
         self._pump()
 
     @property
@@ -431,7 +423,7 @@ class Subscribing(Endpoint):
         def cut(one: Run, position: int) -> tuple[bytes, int | None]:
             return piece_of(link.packet(0, self._parts(one, seq, next(one.payloads()))), position)
 
-        self.protocol.send_record(LargeRecord(run.stream, seq, cut, run.slice(0, 1)))
+        self.connection.send_record(LargeRecord(run.stream, seq, cut, run.slice(0, 1)))
 
     def _parts(self, run: Run, seq: int, payload: memoryview) -> tuple[Buffer, ...]:
         """Return the parts of the message that carries a record of *run*, without copying the payload."""
@@ -448,16 +440,16 @@ class Subscribing(Endpoint):
         entry = self.entry
         entry.anchors = [*(anchor for anchor in entry.anchors if anchor[0] < channel_seq), (channel_seq, seq)]
         if len(entry.anchors) > MAX_ANCHORS:
-            self.protocol.reject(RemoteProtocolError("too-many-gaps", f"more than {MAX_ANCHORS} unconsumed gaps"))
+            self.connection.reject(RemoteProtocolError("too-many-gaps", f"more than {MAX_ANCHORS} unconsumed gaps"))
             return
         self._writing_anchor = True
-        self.protocol.registry.write_entry(entry, self._anchor_written)
+        self.connection.registry.write_entry(entry, self._anchor_written)
 
     def _anchor_written(self, result: Any) -> None:
         self._writing_anchor = False
         if isinstance(result, Failure):
             result.trap(PublishError)
-            self.protocol.reject(RemoteProtocolError("gap-not-written", result.getErrorMessage()))
+            self.connection.reject(RemoteProtocolError("gap-not-written", result.getErrorMessage()))
         else:
             self._pump()
-            self.protocol.flush_soon()
+            self.connection.flush_soon()

@@ -394,14 +394,13 @@ class Link:
                 self._charge(channel, -channel.drop_undecided())
 
     @property
-    def weight(self) -> int:
-        """The memory that the peer's channels and their undecided messages take, in bytes.
+    def undecided(self) -> int:
+        """The memory that undecided messages of the peer take, in bytes.
 
         Messages of channels without transactions are not included: they wait for the journal, and are charged to the
         connection.
         """
-        undecided = self.held if self.peer_transactions else 0
-        return CHANNEL_MEMORY * len(self.receiving) + undecided
+        return self.held if self.peer_transactions else 0
 
     def _open(self, channel: int, again: bool = False) -> ReceiveChannel:
         """Open a channel of the peer.

@@ -2,10 +2,9 @@
 
     u8 version | u8 kind | u64 epoch | u64 seq of the first record of the last checkpoint | body
 
-    CHECKPOINT  u32 index | u32 count | entries, each after its u32 size     all links, in ``count`` records
-    ENTRY       an entry                                                     a link is new, or has another anchor
-    DELTA       name | snapshot of some channels                             messages were published or rolled back
-    GONE        name x n                                                     links have ended, or were lost
+    ENTRY       an entry                         a link is new, has another anchor, or is part of a checkpoint
+    DELTA       name | snapshot of some channels     messages were published or rolled back
+    GONE        name x n                         links have ended, or were lost; none: the end of a checkpoint
 
     entry: name | u8 size of the identity | identity | u16 size of the hello | hello | u16 anchors |
            (u64 channel seq | u64 stream seq) x anchors | snapshot
@@ -31,7 +30,7 @@ is False).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct, error
@@ -49,24 +48,15 @@ SOURCE = "relink-links"
 #: Versions of the layouts of a record and of a snapshot.
 VERSION, SNAPSHOT_VERSION = 1, 1
 NAME_SIZE = 8
-#: A checkpoint is divided into records of about this size, in bytes: a record that is larger is followed by another
-#: one.
-RECORD_SIZE = 1 << 20
 
 HEADER = Struct(
     "<"
     "B"  # version
     "B"  # kind
     "Q"  # epoch
-    "Q"  # seq of the first record of the last checkpoint; in a checkpoint 0
-)
-PLACE = Struct(
-    "<"
-    "I"  # index of this record of the checkpoint
-    "I"  # number of records of the checkpoint
+    "Q"  # seq of the first record of the last checkpoint
 )
 _U16 = Struct("<H")
-_U32 = Struct("<I")
 _ANCHOR = Struct("<QQ")
 
 #: The records at which a channel continues after a gap (anchors): number on the channel, number in the stream;
@@ -77,7 +67,6 @@ Anchors = list[tuple[int, int]]
 class RecordKind(IntEnum):
     """The kind of a record in the stream of links."""
 
-    CHECKPOINT = 0
     ENTRY = 1
     DELTA = 2
     GONE = 3
@@ -114,18 +103,16 @@ class SavedLinks:
         :raises ValueError: the record is shorter than its header
         """
         try:
-            _, kind, epoch, checkpoint = HEADER.unpack_from(newest.payload)
-            if kind == RecordKind.CHECKPOINT:
-                checkpoint = newest.seq - PLACE.unpack_from(newest.payload, HEADER.size)[0]
+            _, _, epoch, checkpoint = HEADER.unpack_from(newest.payload)
         except error as damage:
             raise ValueError(f"the record is too short: {damage}") from damage
         self.epoch = epoch
         begin: int = checkpoint
         return begin
 
-    def apply(self, record: Record) -> bool:
+    def apply(self, record: Record) -> None:
         try:
-            return _apply(record.payload, self.epoch, self.links)
+            _apply(record.payload, self.epoch, self.links)
         except error as damage:
             raise ValueError(f"the record is too short: {damage}") from damage
 
@@ -171,24 +158,8 @@ def pack(kind: RecordKind, epoch: int, checkpoint: int, body: bytes) -> bytes:
     return HEADER.pack(VERSION, kind, epoch, checkpoint) + body
 
 
-def pack_checkpoint(epoch: int, entries: Iterable[bytes], size: int = RECORD_SIZE) -> list[bytes]:
-    """Return the payloads of a checkpoint's records, of which there is at least one; each ends behind *size* bytes."""
-    pieces: list[list[bytes]] = [[]]
-    filled = 0
-    for entry in entries:
-        if filled > size:
-            pieces.append([])
-            filled = 0
-        pieces[-1] += (_U32.pack(len(entry)), entry)
-        filled += len(entry)
-    return [
-        pack(RecordKind.CHECKPOINT, epoch, 0, PLACE.pack(index, len(pieces)) + b"".join(piece))
-        for index, piece in enumerate(pieces)
-    ]
-
-
-def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> bool:
-    """Apply one record to *links*; return whether the record begins a checkpoint.
+def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> None:
+    """Apply one record to *links*.
 
     :raises ValueError: the record is invalid, or belongs to another version or epoch
     """
@@ -196,13 +167,6 @@ def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> bool:
     if version != VERSION or its_epoch != epoch:
         raise ValueError(f"the record has version {version} and epoch {its_epoch}, expected {VERSION} and {epoch}")
     body = data[HEADER.size :]
-    if kind == RecordKind.CHECKPOINT:
-        begins: bool = PLACE.unpack_from(body)[0] == 0
-        if begins:
-            links.clear()
-        for entry in _pieces(body[PLACE.size :]):
-            links[entry.name] = entry
-        return begins
     if kind == RecordKind.ENTRY:
         entry = unpack_entry(body)
         links[entry.name] = entry
@@ -213,15 +177,6 @@ def _apply(data: bytes, epoch: int, links: dict[bytes, Saved]) -> bool:
     else:
         for at in range(0, len(body), NAME_SIZE):
             links.pop(body[at : at + NAME_SIZE], None)
-    return False
-
-
-def _pieces(data: bytes) -> Iterator[Saved]:
-    at = 0
-    while at < len(data):
-        size = _U32.unpack_from(data, at)[0]
-        at += _U32.size + size
-        yield unpack_entry(data[at - size : at])
 
 
 def save_snapshot(link: Link, channels: Iterable[int] | None = None) -> bytes:

@@ -142,9 +142,8 @@ class RelinkReader(RelinkClient):
         """
         other, self.epoch = self.epoch not in ("", epoch), epoch
         if self.position and (other or (self._name is None and seq < self.position)):
-            known, restarted = self.position, self._restarted
-            self.position = None if self._name is not None else 0
-            tell_restarted(self._stream, known, end, None if restarted is None else lambda: restarted(end))
+            known, self.position = self.position, None if self._name is not None else 0
+            tell_restarted(self._stream, known, end, self._restarted)
         if self._name is not None:
             rewound = rewinds != self._rewinds
             self._rewinds = rewinds

@@ -6,7 +6,7 @@ without a connection is kept for a limited time, and the number of links is limi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +18,14 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.fairness import FairShare
 from fyrehose.broker.state_stream import StateStream
-from fyrehose.errors import JournalCorrupt, PublishError, RemoteProtocolError
+from fyrehose.errors import JournalCorrupt, OutcomeUnknown, PublishError, RemoteProtocolError
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
+from fyrehose.net.turns import SteppedWork
 from fyrehose.periodic import Checks
 from fyrehose.protocols.relink import linklog
 from fyrehose.protocols.relink.frames import MAX_LINK_ID, Hello, Terms
-from fyrehose.protocols.relink.link import Link
+from fyrehose.protocols.relink.link import CHANNEL_MEMORY, Link
 from fyrehose.protocols.relink.linklog import Anchors, RecordKind
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
@@ -38,6 +39,17 @@ log = Logger()
 CHECK_INTERVAL = 1.0
 #: A checkpoint is due when the records after the last checkpoint exceed this many bytes.
 CHECKPOINT = 1 << 20
+#: The undecided messages of a link are counted again when they have changed by this many bytes, because a small
+#: transaction should cost as little as possible.
+GRAIN = 1 << 10
+
+
+@attrs.define(eq=False)
+class LinkMemory:
+    """The channels of a link, or its undecided messages, and the memory that they took when they were last counted."""
+
+    entry: LinkEntry
+    size: int = 0
 
 
 @attrs.define(eq=False)
@@ -69,14 +81,15 @@ class LinkEntry:
     consumed: int = 0
     ending: bool = False
     expires: int | None = None
-    #: memory that the link took at the last measurement, in bytes
-    weight: int = 0
+    channels: LinkMemory = attrs.field(init=False)
+    undecided: LinkMemory = attrs.field(init=False)
     #: the producer name under which the link's messages are published, without the channel's ordinal
     label: str = attrs.field(init=False)
     _settled: list[Deferred[None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.label = self.name.hex()
+        self.channels, self.undecided = LinkMemory(self), LinkMemory(self)
 
     def settled(self) -> Deferred[None]:
         """Return a Deferred that fires when all writes for this link are finished."""
@@ -101,7 +114,7 @@ class Registry:
 
     :ivar stream: name of the stream that holds the links
     :ivar randbits: returns the given number of unpredictable bits
-    :ivar memory: limit of the memory of all links, in bytes: undecided messages, and 2 KiB for each channel
+    :ivar memory: the memory of all links, in bytes, by network: undecided messages, and 2 KiB for each channel
     """
 
     broker: IBroker
@@ -109,7 +122,7 @@ class Registry:
     settings: RelinkSettings
     stream: str = ".relink/links"
     randbits: Callable[[int], int] = randbits
-    memory: int = attrs.field(init=False)
+    memory: FairShare[LinkMemory] = attrs.field(init=False)
     closed: bool = attrs.field(default=True, init=False)
     epoch: int = attrs.field(default=0, init=False)
     entries: dict[bytes, LinkEntry] = attrs.field(factory=dict, init=False)
@@ -120,14 +133,14 @@ class Registry:
     _detached: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
     #: links without a connection on which the peer never sent a packet
     _unused: FairShare[LinkEntry] = attrs.field(factory=FairShare, init=False)
-    #: memory of all links as last measured, in bytes
-    weight: int = attrs.field(default=0, init=False)
     _checks: Checks = attrs.field(init=False)
     _opening: list[Deferred[None]] = attrs.field(factory=list, init=False)
+    #: reads the links from their stream
+    _recovering: SteppedWork | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.memory = self.broker.budget.limit // 2
-        self._checks = Checks(self.clock, self._check_links, CHECK_INTERVAL, "links of relink")
+        self.memory = FairShare(self.broker.budget.limit // 2)
+        self._checks = Checks(self.clock, self._check_links, CHECK_INTERVAL, "links of relink", self.broker.turns)
         self.log = StateStream(
             self.stream,
             linklog.SOURCE,
@@ -136,25 +149,33 @@ class Registry:
             self.broker.bounds,
             lambda runs: self.broker.publish((), runs),
             everything=self._everything,
+            end=lambda begin: linklog.pack(RecordKind.GONE, self.epoch, begin, b""),
+            turns=self.broker.turns,
             checkpoint_bytes=CHECKPOINT,
         )
 
     # Opening and closing.
 
     def open(self) -> Deferred[None]:
-        """Recover the links from their stream, and write a checkpoint.
+        """Recover the links from their stream, in steps, and write a checkpoint.
 
         :return: a Deferred that fires when the checkpoint is durable; fails if the checkpoint cannot be written
         """
         self.closed = False
         self._clear()
+        self._recovering = SteppedWork(self.broker.turns, self._recover())
+        return self._recovering.begin().addCallback(lambda _: self.log.write_checkpoint()).addBoth(self._opened)
+
+    def _recover(self) -> Iterator[None]:
+        """Read the links from their stream; yield after each step."""
         try:
-            missing = self.log.open().missing
+            missing = (yield from self.log.steps(afresh=True)).missing
             if missing:
                 raise JournalCorrupt(f"{missing} of its records are missing")
             self.epoch = self._saved.epoch or self.broker.record_time()
             for saved in self._saved.links.values():
                 self._restore(saved)
+                yield
         except (JournalCorrupt, ValueError) as damage:
             why = "relink: the links in stream {stream} are lost, and clients get new ones: {damage}"
             log.warn(why, stream=self.stream, damage=str(damage))
@@ -162,7 +183,6 @@ class Registry:
             self.epoch = max(self.broker.record_time(), self._saved.epoch + 1)
         self._saved.links = {}
         log.info("relink: recovered {count} links from stream {stream}", count=len(self.entries), stream=self.stream)
-        return self.log.write_checkpoint().addBoth(self._opened)
 
     def when_open(self) -> Deferred[None]:
         """Return a Deferred that fires when links can be found and created; it fails if they cannot be written."""
@@ -173,8 +193,7 @@ class Registry:
 
     def _clear(self) -> None:
         self.entries.clear()
-        self._detached, self._unused = FairShare(), FairShare()
-        self.weight = 0
+        self._detached, self._unused, self.memory = FairShare(), FairShare(), FairShare(self.memory.capacity)
 
     def _opened(self, result: Any) -> Any:
         if isinstance(result, Failure):
@@ -187,9 +206,13 @@ class Registry:
         return result
 
     def close(self) -> None:
-        """Stop checking for expired links."""
+        """Stop recovering links, and checking for expired ones."""
         self.closed = True
         self._checks.stop()
+        recovering = self._recovering
+        if recovering is not None and not recovering.done.called:
+            recovering.stop()
+            recovering.done.errback(OutcomeUnknown("the listener was closed while it read its links"))
 
     def _restore(self, saved: linklog.Saved) -> None:
         link = self._new_link(saved.terms, 0)
@@ -199,7 +222,7 @@ class Registry:
         entry = LinkEntry(link, saved.name, saved.identity, "", saved.anchors)
         self.entries[saved.name] = entry
         self._start_retention(entry)
-        self._weigh(entry, link.weight)
+        self._count(entry.channels, CHANNEL_MEMORY * len(link.receiving))
 
     def _new_link(self, terms: Terms, link_id: int) -> Link:
         return Link(terms, False, self.epoch, link_id, self.settings.limits, durable=True, kept=False)
@@ -262,6 +285,8 @@ class Registry:
         self._unused.discard(entry)
         self._detached.discard(entry)
         entry.host, entry.expires = host, None
+        for part in entry.channels, entry.undecided:
+            self._count(part, part.size)
         if old is not None:
             old.fenced()
         return entry.settled()
@@ -291,7 +316,8 @@ class Registry:
         if self.entries.pop(entry.name, None) is None:
             return
         entry.link.over = True
-        self._weigh(entry, 0)
+        for part in entry.channels, entry.undecided:
+            self._count(part, 0)
         self._unused.discard(entry)
         self._detached.discard(entry)
         if why is not None:
@@ -319,51 +345,37 @@ class Registry:
     # Memory.
 
     def measure(self, entry: LinkEntry) -> None:
-        """Update the memory that *entry* takes, and reduce the memory of all links if it exceeds the limit."""
-        weight = entry.link.weight
-        if weight == entry.weight or entry.ending or entry.link.over:
+        """Count the memory that *entry* takes; beyond the limit, the largest part of a network loses its oldest."""
+        link = entry.link
+        channels, undecided = CHANNEL_MEMORY * len(link.receiving), link.undecided
+        same = channels == entry.channels.size and abs(undecided - entry.undecided.size) < GRAIN
+        if same or entry.ending or link.over:
             return
-        self.weight += weight - entry.weight
-        entry.weight = weight
-        if self.weight > self.memory:
-            self._reduce_memory()
-
-    def _weigh(self, entry: LinkEntry, weight: int) -> None:
-        self.weight += weight - entry.weight
-        entry.weight = weight
-
-    def _reduce_memory(self) -> None:
-        """Release an eighth of the memory limit: repeatedly from the largest link of the network that uses the most.
-
-        The links of a network first lose their undecided messages, one after another; when all of them have, the links
-        themselves are discarded.
-        """
-        memory: FairShare[LinkEntry] = FairShare(self.memory * 7 // 8)
-        for entry in sorted(self.entries.values(), key=lambda entry: -entry.weight):
-            memory.add(entry, network_of(entry.host), entry.weight)
-        whole = set(self.entries.values())  # the links that still have their undecided messages
-        while not memory.fits(0):
-            largest = memory.first_out()
-            assert largest is not None, "the table is full"
-            if largest in whole:
-                whole.remove(largest)
-                largest.link.drop_undecided()
-                self._weigh(largest, largest.link.weight)
-                memory.discard(largest)
-                if largest.weight:  # a link without memory need not be discarded
-                    memory.add(largest, network_of(largest.host), largest.weight)
+        self._count(entry.channels, channels)
+        self._count(entry.undecided, undecided)
+        for part in self.memory.make_room(size=0):
+            part.size = 0
+            if part is part.entry.undecided:
+                part.entry.link.drop_undecided()
             else:
-                memory.discard(largest)
-                self._discard_large(largest)
+                self._discard_large(part.entry)
+
+    def _count(self, part: LinkMemory, size: int) -> None:
+        """Count *part* of a link as the youngest of its network, whose channels and messages are apart."""
+        self.memory.discard(part)
+        part.size = size
+        if size:
+            network, channels = network_of(part.entry.host), part is part.entry.channels
+            self.memory.add(part, f"#{network}" if channels else network, size)
 
     def _discard_large(self, entry: LinkEntry) -> None:
-        """End the link *entry*, because its network's links take the most memory."""
+        """End the link *entry*, because the channels of its network take the most memory."""
         detail = "all links exceed the memory limit; raise server.memory"
         if entry.holder is None:
             self.discard(entry, "links-too-large", detail)
         else:
             entry.holder.reject(RemoteProtocolError("links-too-large", f"link {entry.label} is lost: {detail}"))
-            self._weigh(entry, 0)
+            self._count(entry.undecided, 0)  # its channels were removed by the caller
 
     # Writing.
 
@@ -401,19 +413,21 @@ class Registry:
     def _record(self, kind: RecordKind, body: bytes) -> Run:
         return self.log.draft(linklog.pack(kind, self.epoch, self.log.checkpoint, body))
 
-    def _everything(self) -> list[bytes]:
-        """Return the payloads of a checkpoint, which describes all links that survive a restart."""
-        entries = [self._pack_entry(entry) for entry in self.entries.values() if entry.saved]
-        return linklog.pack_checkpoint(self.epoch, entries)
+    def _everything(self) -> Iterator[bytes]:
+        """Yield the payloads of a checkpoint, which describes all links that survive a restart."""
+        for name, entry in list(self.entries.items()):
+            if entry.saved and self.entries.get(name) is entry:
+                yield linklog.pack(RecordKind.ENTRY, self.epoch, self.log.checkpoint, self._pack_entry(entry))
 
     # Periodic checks.
 
-    def _check_links(self) -> None:
+    def _check_links(self) -> Iterator[None]:
         """Discard expired links, and write a checkpoint if it is due."""
-        now = self.broker.monotonic()
-        for entry in [e for e in self.entries.values() if e.expires is not None and e.expires <= now]:
-            self.broker.counters.add("relink", "links-expired")
-            self._checks.isolation.call(f"relink link {entry.name.hex()}", self.discard, entry)
+        for entry in list(self.entries.values()):
+            if entry.expires is not None and entry.expires <= self.broker.monotonic():
+                self.broker.counters.add("relink", "links-expired")
+                self._checks.isolation.call(f"relink link {entry.name.hex()}", self.discard, entry)
+            yield
         # Write another checkpoint if retention has deleted the last one, because the links cannot be recovered without
         # it.
         self.log.maintain(self.broker.bounds(self.stream)[0] > self.log.checkpoint)

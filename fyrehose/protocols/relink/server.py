@@ -439,8 +439,8 @@ class RelinkProtocol(PingsSilentPeer, SessionProtocol):
 class Endpoint:
     """The base of the endpoints, which handle the link's events on one connection."""
 
-    def __init__(self, protocol: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
-        self.protocol = protocol
+    def __init__(self, connection: RelinkProtocol, entry: LinkEntry, place: EndpointName) -> None:
+        self.connection = connection
         self.entry = entry
         self.link = entry.link
         self.place = place

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,6 +19,7 @@ from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import Closed
+from fyrehose.interfaces import JournalState
 from fyrehose.net.clients import ConnectionOptions
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
@@ -201,13 +200,6 @@ def vectors() -> list[Vector]:
     return VECTORS
 
 
-@pytest.fixture
-def torture(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that imports a module of tests/verification/torture."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "verification" / "torture"))
-    return importlib.import_module
-
-
 class CertifiedTransport(Transport):
     """A transport whose peer has a certificate."""
 
@@ -282,11 +274,14 @@ class Server:
         self.broker = Broker(self.clock, self.journal, Sequencer(), limits=self.limits, rules=self.rules)
         self.broker.open()
         self.registry = Registry(self.broker, self.clock, self.settings, ".relink/x", self.bits)
-        self.registry.memory = self.link_memory or self.registry.memory
-        opened = self.registry.open()
-        if not self.journal.auto:
-            self.journal.commit()
-        assert opened.called
+        self.registry.memory.capacity = self.link_memory or self.registry.memory.capacity
+        opened: list[Any] = []
+        self.registry.open().addBoth(opened.append)
+        while not opened and self.journal.state is JournalState.WRITABLE:
+            if not self.journal.auto:
+                self.journal.commit()
+            self.clock.advance(0)
+        assert opened
         self.factory = RelinkFactory(self.broker, self.settings, self.clock, self.registry)
 
     def restart(self) -> None:

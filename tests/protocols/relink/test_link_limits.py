@@ -139,14 +139,14 @@ def test_threat_undecided_messages_of_a_channel_are_bounded(make_server: Any, me
     peer.talk()
     (entry,) = server.registry.entries.values()
     peer.say(message() * messages)
-    assert entry.link.weight <= 2 * 2_048 + 2_048 * 65
+    assert entry.link.undecided <= 2_048 * 65
     peer.transport.clear()
     peer.say(commit)
     said = Acknowledgement(kind=Ack[result], channels=(0,), number=messages - 1).serialize(2)
     assert peer.transport.value().startswith(said)
     assert len(server.payloads()) == 1 + (messages if result == "COMMITTED" else 0)
     assert server.count("transactions-too-large") == (result == "UNCOMMITTED")
-    assert entry.link.weight == 2 * 2_048
+    assert entry.link.undecided == 0
     peer.say(message() + Operation(kind=Op.COMMIT, channels=(0,), number=messages).serialize(2))
     assert server.payloads()[-1] == b"x"
     assert not peer.closed
@@ -162,21 +162,23 @@ def test_threat_undecided_messages_of_many_links_take_little_memory(make_server:
         for _ in range(10):
             peer.say(message(parts=(b"x" * 50_000,)))
         peer.leave()
-    assert server.registry.weight == sum(entry.link.weight for entry in server.registry.entries.values()) <= 1 << 20
+    links = [entry.link for entry in server.registry.entries.values()]
+    taken = sum(2_048 * len(link.receiving) + link.undecided for link in links)
+    assert server.registry.memory.used == taken <= 1 << 20
     assert len(server.registry.entries) == 9, "no link is lost"
     honest.say(Operation(kind=Op.COMMIT, channels=(0,), number=0).serialize(2))
     assert server.payloads() == [b"x" * 50_000]
 
 
 def test_threat_links_with_many_channels_are_bounded(make_server: Any) -> None:
-    """If channels take the memory, which cannot be released, the largest links of that address are lost."""
+    """If channels take the memory, which cannot be released, the oldest links of that address are lost."""
     server = make_server(link_memory=100 * 2_048)
     honest = server.linked(connector_size=2, host="10.0.0.1")
     honest.say(b"".join(message(channel) for channel in range(40)))
     for _ in range(4):
         greedy = server.linked(connector_size=2, host="10.0.0.2")
         greedy.say(b"".join(message(channel) for channel in range(50)))
-    assert server.registry.weight <= 100 * 2_048
+    assert server.registry.memory.used <= 100 * 2_048
     assert server.count("links-too-large") >= 1
     assert not honest.closed
     honest.leave()

@@ -16,7 +16,6 @@ from fyrehose.protocols.relink.linklog import (
     SavedLinks,
     name_of,
     pack,
-    pack_checkpoint,
     pack_entry,
     unpack_entry,
 )
@@ -27,6 +26,12 @@ TERMS = Terms(endpoint="publish:s", connector_size=4, connector_transactions=Tru
 
 def entry(number: int, snapshot: bytes = b"\1\0\0\0") -> bytes:
     return pack_entry(bytes([number]) * 8, TERMS, b"me", [(0, 1), (5, 9)], snapshot)
+
+
+def checkpoint(begin: int, *numbers: int) -> list[bytes]:
+    """Return the records of a checkpoint that begins at *begin*, with the links of these numbers."""
+    entries = [pack(RecordKind.ENTRY, 5, 0, entry(number)) for number in numbers]
+    return [pack(RecordKind.GONE, 5, 0, b""), *entries, pack(RecordKind.GONE, 5, begin, b"")]
 
 
 def recover(read: Any, bounds: tuple[int, int]) -> tuple[int, dict[bytes, linklog.Saved] | None]:
@@ -76,7 +81,6 @@ def test_empty_stream_has_no_links() -> None:
 
 
 def test_recovery_applies_all_record_kinds() -> None:
-    checkpoint = pack_checkpoint(5, [entry(1), entry(2)])
     more = [
         pack(RecordKind.ENTRY, 5, 1, entry(3)),
         pack(RecordKind.DELTA, 5, 1, b"\1" * 8 + b"a"),
@@ -84,30 +88,21 @@ def test_recovery_applies_all_record_kinds() -> None:
         pack(RecordKind.DELTA, 5, 1, b"\x99" * 8 + b"of nobody"),
         pack(RecordKind.GONE, 5, 1, b"\2" * 8 + b"\x98" * 8),
     ]
-    epoch, links = written((SOURCE, checkpoint), (SOURCE, more))()
+    epoch, links = written((SOURCE, checkpoint(1, 1, 2)), (SOURCE, more))()
     assert epoch == 5
     assert sorted(links) == [b"\1" * 8, b"\3" * 8]
     assert links[b"\1" * 8].snapshots == [b"\1\0\0\0", b"a", b"b"]
 
 
-def test_recovery_begins_at_the_last_checkpoint() -> None:
+def test_recovery_begins_at_the_first_record_of_the_checkpoint_that_is_complete() -> None:
     old = [b"garbage of a version that nobody knows"]
-    _, links = written(
-        (SOURCE, old), (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(RecordKind.GONE, 5, 2, b"")])
-    )()
+    _, links = written((SOURCE, old), (SOURCE, checkpoint(2, 1)))()
     assert sorted(links) == [b"\1" * 8]
-
-
-def test_checkpoint_may_have_several_records() -> None:
-    pieces = pack_checkpoint(5, [entry(number) for number in range(5)], size=10)
-    assert len(pieces) == 5
-    assert len(written((SOURCE, pieces))()[1]) == 5
-    assert len(written((SOURCE, pieces), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")]))()[1]) == 5
 
 
 def test_records_of_other_sources_are_skipped() -> None:
     forged = [pack(RecordKind.GONE, 5, 1, b"\1" * 8)] * 9
-    _, links = written(("figg", forged), (SOURCE, pack_checkpoint(5, [entry(1)])), ("figg", forged))()
+    _, links = written(("figg", forged), (SOURCE, checkpoint(10, 1)), ("figg", forged))()
     assert sorted(links) == [b"\1" * 8]
     assert written(("figg", forged))() == (0, {})
 
@@ -121,16 +116,17 @@ def test_records_of_other_sources_are_skipped() -> None:
     ],
 )
 def test_damaged_record_loses_all_links_but_not_the_epoch(damaged: list[bytes]) -> None:
-    found = written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [*damaged, pack(RecordKind.GONE, 5, 1, b"")]))()
+    last = pack(RecordKind.GONE, 5, 1, b"")
+    found = written((SOURCE, checkpoint(1, 1)), (SOURCE, [*damaged, last]))()
     assert found == (5, None)
 
 
 def test_missing_checkpoint_loses_all_links() -> None:
-    runs = (SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")])
-    made = Run.of("l", runs[1][1], source=SOURCE).numbered(2, 1)
-    assert recover(lambda stream, start, size: (made,) if start <= 2 else (), (2, 2)) == (5, None)
+    runs = (SOURCE, checkpoint(1, 1)), (SOURCE, [pack(RecordKind.GONE, 5, 1, b"")])
+    made = Run.of("l", runs[1][1], source=SOURCE).numbered(4, 1)
+    assert recover(lambda stream, start, size: (made,) if start <= 4 else (), (4, 4)) == (5, None)
 
 
-@pytest.mark.parametrize("last", [b"", b"\1", pack(RecordKind.CHECKPOINT, 5, 0, b"\0")])
+@pytest.mark.parametrize("last", [b"", b"\1"])
 def test_invalid_last_record_loses_all_links(last: bytes) -> None:
-    assert written((SOURCE, pack_checkpoint(5, [entry(1)])), (SOURCE, [last]))() == (0, None)
+    assert written((SOURCE, checkpoint(1, 1)), (SOURCE, [last]))() == (0, None)

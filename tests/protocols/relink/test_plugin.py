@@ -33,8 +33,10 @@ def test_links_are_written_before_listening() -> None:
     service.startService()
     assert not reactor.tcpServers
     journal.commit()
+    assert not reactor.tcpServers
+    journal.commit()
     assert [server[0] for server in reactor.tcpServers] == [7733]
-    assert journal.bounds(links_stream(plugin.default_endpoint)) == (1, 1)
+    assert journal.bounds(links_stream(plugin.default_endpoint)) == (1, 2)
     assert service.stopService().called
     assert not reactor.getDelayedCalls()
 

@@ -10,6 +10,7 @@ from fyrehose.admin.sampling import Sampler, StreamRates
 from fyrehose.admin.status import Status
 from fyrehose.protocols.relink.events import Uncommitted
 from fyrehose.protocols.relink.frames import Op
+from tests.doubles.steps import finished
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,9 @@ def test_page_counts_refused_transactions(make_server: Any) -> None:
     peer.talk()
     sampler = Sampler(server.clock, server.broker, lambda: 0.0)
     status = Status(server.broker, sampler, 0.0, StreamRates(server.clock.seconds, server.broker))
-    assert {"protocol": "relink", "cause": "transactions-too-large", "count": 1} in status.complete()["refusals"]
+    assert {"protocol": "relink", "cause": "transactions-too-large", "count": 1} in finished(status.complete())[
+        "refusals"
+    ]
 
 
 def test_error_of_the_client_names_the_limits(make_client: Any, make_server: Any) -> None:

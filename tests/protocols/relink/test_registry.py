@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 from twisted.internet.defer import fail
 
-from fyrehose.errors import JournalCorrupt, ReadOnly
+from fyrehose.errors import JournalCorrupt, OutcomeUnknown, ReadOnly
+from fyrehose.identity import network_of
 from fyrehose.interfaces import JournalState
+from fyrehose.net.turns import STEPS, SteppedWork
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.link import CHANNEL_MEMORY
@@ -157,10 +162,10 @@ def undecided(server: Any, host: str, size: int) -> Any:
     return peer
 
 
-def test_too_many_undecided_messages_fail_the_largest_transaction_of_the_network_with_the_most(
+def test_too_many_undecided_messages_fail_the_oldest_transaction_of_the_network_with_the_most(
     make_server: Any,
 ) -> None:
-    """The network that uses most memory loses its largest transaction; then the network that uses most after that."""
+    """The network that uses most memory loses its oldest transaction, and the next one, as long as it has the most."""
     server = make_server(link_memory=1_000_000)
     sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
     sizes += [(f"10.0.1.{host}", 199_000) for host in range(4)]
@@ -168,12 +173,12 @@ def test_too_many_undecided_messages_fail_the_largest_transaction_of_the_network
     for peer in peers:
         peer.link.decide(0, Op.COMMIT)
         peer.talk()
-    assert list(map(len, server.payloads())) == [5_000, 105_000, *[199_000] * 3]
+    assert list(map(len, server.payloads())) == [110_000, *[199_000] * 4]
     assert not any(peer.closed for peer in peers)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_too_many_channels_discard_the_largest_link_of_the_network_with_the_most(
+def test_too_many_channels_discard_the_oldest_link_of_the_network_with_the_most(
     make_server: Any, restarted: bool
 ) -> None:
     server = make_server(link_memory=100 * CHANNEL_MEMORY, retention="60")
@@ -184,7 +189,7 @@ def test_too_many_channels_discard_the_largest_link_of_the_network_with_the_most
         peer.talk()
         return peer
 
-    sizes = [("10.0.0.1", 10), ("10.0.0.1", 40), ("10.0.0.2", 30), ("10.0.0.3", 15)]
+    sizes = [("10.0.0.1", 40), ("10.0.0.1", 10), ("10.0.0.2", 30), ("10.0.0.3", 15)]
     peers = [use(server.linked(host=host), *range(channels)) for host, channels in sizes]
     peers[0].leave()
     if restarted:
@@ -196,19 +201,59 @@ def test_too_many_channels_discard_the_largest_link_of_the_network_with_the_most
     assert server.count("links-too-large") == 0, "that is as much as there may be"
     use(last, 5)
     assert server.count("links-too-large") == 1
-    assert [one.closed for one in peers[1:]] == [True, False, False]
-    assert server.linked(old=peers[0].link, host="10.0.0.1").events[0].resumed
+    assert [one.closed for one in peers[1:]] == [False, False, False]
+    assert not server.linked(old=peers[0].link, host="10.0.0.1").events[0].resumed
     assert server.count("links-too-large") == 1
 
 
-def test_links_that_have_expired_take_no_memory(make_server: Any) -> None:
-    server = make_server(link_memory=3 * CHANNEL_MEMORY, retention="5")
-    for _ in range(3):
-        for peer in [used(server, b"x") for _ in range(3)]:
-            peer.leave()
-        server.clock.pump([1.0] * 6)
-        assert not server.registry.entries
-    assert server.count("links-too-large") == 0
+@pytest.mark.parametrize("seed", range(8))
+def test_memory_of_links_is_what_the_links_of_each_network_have(make_server: Any, seed: int) -> None:
+    """Links come, publish, decide, leave, return from another network, close channels, and expire."""
+    dice = Random(seed)
+    server = make_server(link_memory=200_000, retention="5", max_links=12)
+    here: list[Any] = []
+    away: list[Any] = []
+    hosts = ("10.0.0.1", "10.0.0.2", "192.0.2.7")
+
+    def step() -> None:
+        chance = dice.random()
+        if here and chance < 0.5:
+            peer = dice.choice(here)
+            channel = dice.randrange(3)
+            if dice.random() < 0.7:
+                peer.link.send((channel,), (bytes(dice.choice((0, 10, 3_000, 40_000))),))
+            elif channel in peer.link.sending and peer.link.sending[channel].undecided:
+                peer.link.decide(channel, dice.choice((Op.COMMIT, Op.ROLLBACK)))
+            peer.talk()
+        elif here and chance < 0.65:
+            here[0].leave()
+            away.append(here.pop(0))
+        elif away and chance < 0.8:
+            here.append(server.linked(old=away.pop().link, host=dice.choice(hosts)))
+        elif chance < 0.9:
+            here.append(server.linked(connector_transactions=True, host=dice.choice(hosts)))
+        else:
+            server.clock.pump([1.0] * dice.choice((1, 6)))
+        here[:] = [peer for peer in here if not peer.closed]
+
+    for _ in range(150):
+        step()
+        memory, entries = server.registry.memory, server.registry.entries.values()
+        expected: dict[str, int] = {}
+        for entry in entries:
+            network = network_of(entry.host)
+            channels = CHANNEL_MEMORY * len(entry.link.receiving)
+            expected[f"#{network}"] = expected.get(f"#{network}", 0) + channels
+            expected[network] = expected.get(network, 0) + entry.undecided.size
+            assert entry.channels.size == channels
+            assert abs(entry.undecided.size - entry.link.undecided) < module.GRAIN
+        found = {network: memory.used_by(network) for network in expected}
+        assert found == expected
+        assert memory.used == sum(expected.values()), "memory of links that are gone, or moved, is counted"
+    for peer in here:
+        peer.leave()
+    server.clock.pump([1.0] * 6)
+    assert (len(server.registry.entries), server.registry.memory.used) == (0, 0)
 
 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
@@ -251,7 +296,10 @@ def test_one_checkpoint_is_written_at_a_time(make_server: Any) -> None:
     server.journal.forget(STREAM, 2)
     server.clock.pump([1.0] * 5)
     server.journal.commit()
-    assert server.journal.bounds(STREAM) == (2, 3)
+    assert server.journal.bounds(STREAM) == (2, 4)
+    server.journal.commit()
+    server.journal.commit()
+    assert server.journal.bounds(STREAM) == (2, 5)
 
 
 def test_closed_registry_stops_its_periodic_checks(make_server: Any) -> None:
@@ -309,6 +357,46 @@ def test_opening_fails_if_the_links_cannot_be_written(make_server: Any) -> None:
     assert not server.clock.getDelayedCalls()
 
 
+def links_of_another_server(server: Any, count: int) -> Any:
+    """Return a registry, not opened, whose stream has *count* links."""
+    for _ in range(count):
+        used(server, b"x").leave()
+    server.registry.close()
+    return module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
+
+
+def test_links_are_read_in_turns_when_a_server_takes_over(make_server: Any) -> None:
+    server, count = make_server(), 5 * STEPS
+    registry = links_of_another_server(server, count)
+    opened, found = list[object](), [0]
+
+    def other_work() -> Iterator[None]:
+        while not opened:
+            found.append(len(registry.entries))
+            for _ in range(STEPS):
+                yield
+
+    SteppedWork(server.broker.turns, other_work()).begin()
+    registry.open().addBoth(opened.append)
+    server.clock.advance(0)
+    assert len(registry.entries) == count
+    assert max(after - before for before, after in pairwise(found)) <= STEPS
+    registry.close()
+
+
+def test_a_listener_that_is_closed_while_it_reads_its_links_reads_no_more(make_server: Any) -> None:
+    server = make_server()
+    registry = links_of_another_server(server, STEPS)
+    failed: list[Any] = []
+    registry.open().addErrback(failed.append)
+    waiting = registry.when_open().addErrback(failed.append)
+    registry.close()
+    assert [each.type for each in failed] == [OutcomeUnknown] * 2
+    assert waiting.called
+    server.clock.pump([0.0] * 5)
+    assert not registry.entries
+
+
 def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> None:
     server = make_server()
     used(server, b"x").leave()
@@ -316,11 +404,11 @@ def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> No
     server.journal.enter(JournalState.READ_ONLY, "full")
     registry = module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
     registry.open().addErrback(lambda _: None)
-    weight = registry.weight
+    weight = registry.memory.used
     assert weight > 0
     server.journal.enter(JournalState.WRITABLE, "there is room again")
     registry.open()
-    assert (len(registry.entries), registry.weight) == (1, weight)
+    assert (len(registry.entries), registry.memory.used) == (1, weight)
     registry.close()
 
 

@@ -965,7 +965,7 @@ def test_unexpected_error_loses_no_message(
     peer = server.linked()
     send(peer, b"x")
     with monkeypatch.context() as broken:
-        broken.setattr(Sequencer, "reserve", Mock(side_effect=ZeroDivisionError))
+        broken.setattr(Sequencer, "number", Mock(side_effect=ZeroDivisionError))
         peer.talk()
     assert peer.transport.aborted
     peer.leave()

@@ -19,6 +19,7 @@ import attrs
 from twisted.internet.task import Clock
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import harness
 
@@ -245,8 +246,8 @@ class Fuzzer:
         except ValueError:
             pass
         entry = linklog.pack_entry(bytes(8), link.terms, b"", [(0, 1)], linklog.save_snapshot(link))
-        records = [bytearray(record) for record in linklog.pack_checkpoint(5, [entry])]
-        records.append(bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)))
+        ends = linklog.pack(linklog.RecordKind.GONE, 5, 1, b"")
+        records = [bytearray(linklog.pack(linklog.RecordKind.ENTRY, 5, 1, entry)), bytearray(ends)]
         damaged = random.choice(records)
         damaged[random.randrange(len(damaged))] ^= 1 << random.randrange(8)
         run = Run.of("l", records, source=linklog.SOURCE).numbered(1, 1)
