@@ -367,8 +367,7 @@ class BackboneClient(Client, TrainProtocol):
             self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
             self._gap(event.first, event.last)
         elif isinstance(event, JournalReplaced):
-            restarted, end = self._restarted, event.end
-            tell_restarted(None, event.highest, end, None if restarted is None else lambda: restarted(end))
+            tell_restarted(None, event.highest, event.end, self._restarted)
         elif isinstance(event, Found):
             self._failures = 0
             self.timers.stop(self._attempt)

@@ -39,11 +39,6 @@ class BackboneService(UDPService):
         return ("stream",)
 
 
-def _client(target: ClientTarget, options: BackboneOptions = BackboneOptions()) -> BackboneClient:  # noqa: B008 - frozen
-    decide = target.process_exception
-    return BackboneClient(target.reactor, target.host, target.port, options=options, process_exception=decide)
-
-
 @implementer(IClientPlugin)
 @attrs.frozen
 class BackbonePlugin:
@@ -63,13 +58,14 @@ class BackbonePlugin:
         return BackboneService(endpoint, port, protocol)
 
     def publisher(self, target: ClientTarget, window: int) -> BackboneClient:
-        options = BackboneOptions(window=window, retries=RETRIES)
-        return BackboneClient(
-            target.reactor, target.host, target.port, options=options, process_exception=target.process_exception
-        )
+        return self._client(target, window=window, retries=RETRIES)
 
     def tailer(self, target: ClientTarget) -> BackboneClient:
-        return _client(target)
+        return self._client(target)
+
+    def _client(self, target: ClientTarget, **options: Any) -> BackboneClient:
+        made, decide = BackboneOptions(**options), target.process_exception
+        return BackboneClient(target.reactor, target.host, target.port, options=made, process_exception=decide)
 
 
 plugin = BackbonePlugin()

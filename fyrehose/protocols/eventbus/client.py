@@ -543,8 +543,7 @@ class EventBusClient(Client):
                     self._alive = True
                     self.established()
             case Restarted():
-                restarted, end = self.on_restarted, event.end
-                tell_restarted(None, event.position, end, None if restarted is None else lambda: restarted(end))
+                tell_restarted(None, event.position, event.end, self.on_restarted)
             case SyncUnanswered():
                 self._lost()
             case Ignored():

@@ -9,7 +9,8 @@ in: the six frames of an event      out: a run; and the other way round, as enco
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from struct import pack
 from typing import NamedTuple
 
@@ -56,25 +57,26 @@ class Encoder:
     prefixes: frozenset[bytes]
     dialect: Dialect
     head: bytes = b""
-    _sizes: tuple[int, ...] = attrs.field(init=False, eq=False)
+    #: the parts of a topic that may be prefixes, the shortest first
+    _beginnings: tuple[slice, ...] = attrs.field(init=False, eq=False)
 
-    @_sizes.default
-    def _sizes_of_prefixes(self) -> tuple[int, ...]:
-        return tuple(sorted({len(prefix) for prefix in self.prefixes}))
+    @_beginnings.default
+    def _sizes_of_prefixes(self) -> tuple[slice, ...]:
+        return tuple(map(slice, sorted({len(prefix) for prefix in self.prefixes})))
 
     def wants(self, topic: bytes) -> bool:
         """Return whether *topic* begins with one of the prefixes."""
-        prefixes = self.prefixes
-        return any(topic[:size] in prefixes for size in self._sizes)
+        return not self.prefixes.isdisjoint(map(topic.__getitem__, self._beginnings))
 
-    def __call__(self, runs: Sequence[Run]) -> EventPiece:
-        """Return the first events of *runs* that fit into a piece."""
-        parts, room, last, highest = [], PIECE, runs[0].first_seq - 1, 0
+    def __call__(self, runs: Sequence[Run], end: int) -> EventPiece:
+        """Return the first events of *runs* that fit into a piece.
+
+        :param runs: those that the client wants of a delivery
+        :param end: the number of the last record of the delivery
+        """
+        parts, room, last, highest = [], PIECE, end, 0
         for run in runs:
             topic = (run.topic or "").encode()
-            if not self.wants(topic):
-                last = run.last_seq
-                continue
             labels = WireLabels(run, PROTOCOL)
             extra = _EXTRA + len(self.head) + len(topic) + len(labels.producer)
             whole = len(run.payload) + len(run) * extra <= room
@@ -82,8 +84,9 @@ class Encoder:
             if count:
                 parts.append(self._encoded(run if whole else run.slice(0, count), topic, labels))
                 room -= len(parts[-1])
-                last = highest = run.first_seq + count - 1
+                highest = run.first_seq + count - 1
             if not whole:
+                last = run.first_seq + count - 1
                 break
         return EventPiece(parts[0] if len(parts) == 1 else b"".join(parts), last, highest)
 
@@ -116,6 +119,37 @@ class Encoder:
         before = (topic, sequence, labels.producer, labels.timestamp(row), labels.uuid(row))
         inner = msgpack_head(len(payload)) if labels.foreign else b""
         return self.head + encode(before, more=True) + head_of(len(inner) + len(payload)) + inner, payload
+
+
+class EventsByTopic:
+    """The runs of one delivery by their topic, and the pieces of them that were encoded.
+
+    Whether a client wants a topic is asked once for each topic, not for each run: events of a hundred topics in turn
+    are as many runs as events.
+
+    :param runs: not empty, in the order of their numbers
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._pieces: dict[Encoder, EventPiece] = {}
+        topics: dict[str, list[Run]] = {}
+        for run in runs:
+            topics.setdefault(run.topic or "", []).append(run)
+        self._topics = {topic.encode(): found for topic, found in topics.items()}
+
+    def piece(self, encoder: Encoder) -> EventPiece:
+        """Return the first events that the clients of *encoder* want."""
+        piece = self._pieces.get(encoder)
+        if piece is None:
+            piece = self._pieces[encoder] = encoder(self._wanted(encoder), self._runs[-1].last_seq)
+        return piece
+
+    def _wanted(self, encoder: Encoder) -> Sequence[Run]:
+        found = [runs for topic, runs in self._topics.items() if encoder.wants(topic)]
+        if len(found) == len(self._topics):
+            return self._runs
+        return found[0] if len(found) == 1 else sorted(chain.from_iterable(found), key=attrgetter("first_seq"))
 
 
 def run_of(frames: Sequence[bytes], stream: str) -> Run:

@@ -41,7 +41,7 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.peers import port_of
 from fyrehose.net.tcp import SessionProtocol, on
-from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder
+from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder, EventsByTopic
 from fyrehose.protocols.eventbus.duplicates import SeenEvents
 from fyrehose.protocols.eventbus.frames import Dialect, is_subtree
 from fyrehose.protocols.eventbus.keys import z85
@@ -56,9 +56,8 @@ from fyrehose.protocols.eventbus.session import (
 )
 from fyrehose.protocols.eventbus.settings import EventBusSettings
 from fyrehose.protocols.eventbus.zmtp import Joined, Mechanism, MessageRefused, Null, ZmtpSession
-from fyrehose.records import Delivery, Run
+from fyrehose.records import Delivery, Run, halves
 from fyrehose.sessions import piece_of
-from fyrehose.subscriptions import letters
 
 log = Logger()
 
@@ -187,7 +186,7 @@ class CollectorProtocol(BusProtocol):
             self._wait_for_room(runs)
             return
         if isinstance(error, PayloadTooLarge | InvalidName) and sum(map(len, runs)) > 1:
-            for half in letters.halves(runs):
+            for half in halves(runs):
                 self.publish(half)
             return
         self.factory.seen.forget(runs)
@@ -251,6 +250,11 @@ class ReadingProtocol(BusProtocol):
         super().__init__(factory, session)
         self.cursor: ISubscription | None = None
 
+    @property
+    def connection(self) -> ReadingProtocol:
+        """Return this object, as the connection that its sink serves."""
+        return self
+
     def subscribe_after(self, after: int | None) -> None:
         """Deliver the events of the stream after number *after*; None: after its end."""
         self.cursor = self.broker.subscribe(self.settings.stream, after, self)
@@ -270,7 +274,7 @@ class ReadingProtocol(BusProtocol):
         raise NotImplementedError
 
     def deliver(self, delivery: Delivery) -> int:
-        piece = delivery.encoded(self.encoder)
+        piece = delivery.encoded(EventsByTopic).piece(self.encoder)
         if piece.last < delivery.first_seq:
             self._send_large(delivery.runs[0])
             self.sent(delivery.first_seq, delivery.first_seq)

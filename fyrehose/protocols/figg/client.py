@@ -26,7 +26,7 @@ from zope.interface import implementer
 from fyrehose.errors import ConfigError, LocalProtocolError
 from fyrehose.interfaces import IPublisher, ITailer
 from fyrehose.net.clients import ClientConnection, ConnectionOptions, TCPClient, tell_restarted
-from fyrehose.protocols.figg.frames import Ack, Attached, DataRun, Detached, Pong, PublishRun, encode_topic
+from fyrehose.protocols.figg import frames
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.figg.window import PublishWindow
 from fyrehose.records import MAX_PAYLOAD, Buffer, Run
@@ -99,7 +99,7 @@ class FiggClient(TCPClient):
         """
         if stream is None:
             raise ConfigError("missing --stream NAME: Figg clients need a topic")
-        encode_topic(stream)
+        frames.encode_topic(stream)
 
     def publish(self, stream: str | None, payload: Buffer) -> Deferred[None]:
         """Publish one message to a topic; messages published in one turn of the reactor are written together.
@@ -172,7 +172,7 @@ class FiggClient(TCPClient):
             return
         self._detaching.add(topic)
         if self.connection is not None:
-            self.connection.session.send_detach(topic)
+            self.connection.session.send(frames.Detach(topic=topic))
             self.connection.flush()
 
     def shortfall(self, complete: bool) -> str:
@@ -197,9 +197,9 @@ class FiggClient(TCPClient):
         for subscription in self._subscriptions.values():
             self._attach(connection, subscription)
         for topic in self._detaching:
-            session.send_detach(topic)
+            session.send(frames.Detach(topic=topic))
         for first, run in self._window.to_resend():
-            session.send_run(_publish_run(first, run))
+            session.send(_publish_run(first, run))
         self._send_waiting()
         connection.flush()
         self.established()
@@ -211,25 +211,25 @@ class FiggClient(TCPClient):
     def _attach(self, connection: FiggConnection, subscription: Subscription) -> None:
         subscription.attached = False
         self._attaching[subscription.topic] += 1
-        connection.session.send_attach(subscription.topic, subscription.offset)
+        connection.session.send(frames.Attach(topic=subscription.topic, offset=subscription.offset))
 
     def _handle(self, event: Any) -> None:
         match event:
-            case DataRun():
+            case frames.DataRun():
                 self._received(event)
-            case Attached():
+            case frames.Attached():
                 self._attached(event)
-            case Detached():
+            case frames.Detached():
                 self._detaching.discard(event.topic)
-            case Ack():
+            case frames.Ack():
                 self._window.acknowledged(event.number)
                 self._send_waiting()
-            case Pong():
+            case frames.Pong():
                 pass  # the connection counts any data as an answer
             case _:
                 raise TypeError(f"unexpected event {type(event).__name__}")
 
-    def _received(self, run: DataRun) -> None:
+    def _received(self, run: frames.DataRun) -> None:
         """Pass on the messages of *run* that were not passed on before."""
         subscription = self._subscriptions.get(run.topic)
         if subscription is None or not subscription.attached:
@@ -244,7 +244,7 @@ class FiggClient(TCPClient):
         subscription.offset = run.last
         _call(subscription.take, new.slice(max(seen - run.first + 1, 0), len(new)))
 
-    def _attached(self, event: Attached) -> None:
+    def _attached(self, event: frames.Attached) -> None:
         """Begin the subscription whose ATTACH the server answers, unless a later ATTACH of the topic is unanswered."""
         waiting = self._attaching.pop(event.topic, 0)
         if waiting > 1:  # the DATA that follows belongs to an older subscription
@@ -270,10 +270,9 @@ class FiggClient(TCPClient):
     def _restarted(self, subscription: Subscription, end: int) -> None:
         """Read the topic, which ends at offset *end*, from its start."""
         assert subscription.lost_offset is not None
-        seen, restarted = subscription.lost_offset, subscription.restarted
+        seen = subscription.lost_offset
         subscription.lost_offset, subscription.offset = None, 0
-        tell = None if restarted is None else lambda: _call(restarted, end)
-        tell_restarted(subscription.topic, seen, end, tell)
+        _call(tell_restarted, subscription.topic, seen, end, subscription.restarted)
         if self._subscriptions.get(subscription.topic) is subscription:  # the program may have ended it
             self._attach_again(subscription)
 
@@ -286,7 +285,7 @@ class FiggClient(TCPClient):
         if self.connection is None:
             return
         for first, run in self._window.to_send():
-            self.connection.session.send_run(_publish_run(first, run))
+            self.connection.session.send(_publish_run(first, run))
         self.connection.flush_soon()
 
 
@@ -297,8 +296,8 @@ def _call(callback: Callable[..., object], *arguments: object) -> None:
         log.failure("a subscription's callback raised an exception")
 
 
-def _publish_run(first: int, run: Run) -> PublishRun:
-    return PublishRun(topic=run.stream, first=first, lengths=run.lengths, payload=run.payload)
+def _publish_run(first: int, run: Run) -> frames.PublishRun:
+    return frames.PublishRun(topic=run.stream, first=first, lengths=run.lengths, payload=run.payload)
 
 
 class FiggConnection(ClientConnection):
@@ -309,5 +308,5 @@ class FiggConnection(ClientConnection):
     expecting = True
 
     def ping(self) -> None:
-        self.session.send_ping(int(self.factory.clock.seconds() * 1_000_000))
+        self.session.send(frames.Ping(number=int(self.factory.clock.seconds() * 1_000_000)))
         self.flush()

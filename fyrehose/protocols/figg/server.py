@@ -24,7 +24,7 @@ from fyrehose.net.outgoing import LargeRecord
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import exact_size, fixed, option, size
-from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Detach, Ping, Published
+from fyrehose.protocols.figg.frames import PROTOCOL, Attach, Attached, Detach, Detached, Ping, Pong, Published
 from fyrehose.protocols.figg.session import FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Delivery, Publish, Run
 from fyrehose.sessions import piece_of
@@ -53,14 +53,6 @@ class Attachment:
     connection: FiggProtocol
     topic: str
     subscription: ISubscription = attrs.field(init=False)
-
-    @property
-    def subscriber(self) -> tuple[str, str]:
-        return self.connection.subscriber
-
-    @property
-    def closes_in(self) -> float | None:
-        return self.connection.closes_in
 
     def deliver(self, delivery: Delivery) -> int:
         encoded = delivery.encoded(encode_data)
@@ -111,6 +103,9 @@ class FiggProtocol(SessionProtocol):
 
     # Handlers of the session's events.
 
+    def published(self, event: Published) -> None:
+        self.publish(event.runs, event.last)
+
     def attached(self, event: Attach) -> None:
         """Handle ATTACH: subscribe, or move the subscription; wait until earlier publishes are durable."""
         if self.unsettled:
@@ -126,7 +121,7 @@ class FiggProtocol(SessionProtocol):
         attachment = self._attachments[event.topic] = Attachment(self, event.topic)
         attachment.subscription = self.broker.subscribe(event.topic, event.offset, attachment)
         # Send ATTACHED first, because clients drop DATA before it; nothing is delivered before attach() resumes.
-        self.session.send_attached(event.topic, attachment.subscription.position)
+        self.session.send(Attached(topic=event.topic, offset=attachment.subscription.position))
         self.attach(attachment.subscription)
 
     def detached(self, event: Detach) -> None:
@@ -134,15 +129,15 @@ class FiggProtocol(SessionProtocol):
         attachment = self._attachments.pop(event.topic, None)
         if attachment is not None:
             self.detach(attachment.subscription)
-        self.session.send_detached(event.topic)
+        self.session.send(Detached(topic=event.topic))
 
     def pinged(self, event: Ping) -> None:
         """Answer a PING."""
-        self.session.send_pong(event.number)
+        self.session.send(Pong(number=event.number))
 
     handlers = (
         SessionProtocol.handlers
-        | on(Published, SessionProtocol.publish_messages)
+        | on(Published, published)
         | on(Attach, attached)
         | on(Detach, detached)
         | on(Ping, pinged)

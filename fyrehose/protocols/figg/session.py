@@ -1,7 +1,7 @@
 """Figg's sessions without I/O (figg.md, "Protocol").
 
     in: receive_data(bytes), receive_eof()  -> events: frames; PUBLISH by topic and DATA in runs, as columns
-    out: send_*()                           -> data_to_send()
+    out: send(frame), send_acks()           -> data_to_send()
 
 Receiving never raises.  After a protocol violation the last event is ``Broken``; the events before it are valid.
 """
@@ -24,16 +24,11 @@ from fyrehose.protocols.figg.frames import (
     SERVER_FRAMES,
     SIZE,
     VERSION,
-    Attach,
-    Attached,
     Data,
     DataRun,
-    Detach,
-    Detached,
     Frame,
     FrameType,
-    Ping,
-    Pong,
+    MessageRun,
     Publish,
     Published,
     PublishRun,
@@ -65,6 +60,10 @@ class _Session(FramedSession):
     def __init__(self, max_payload: int = MAX_PAYLOAD) -> None:
         super().__init__()
         self.max_payload = max_payload
+
+    def send(self, frame: Frame | MessageRun) -> None:
+        """Send *frame*, or the frames of a run of messages."""
+        self.out.append(frame.serialize())
 
     def _parse_frames(self, source: bytes | bytearray, events: list[Event]) -> int:
         position, end, left = 0, len(source), self._most_events
@@ -187,14 +186,6 @@ class FiggServerSession(_Session):
             runs.append(run)
         return end, Published(last, runs), len(runs)
 
-    def send_attached(self, topic: str, offset: int) -> None:
-        """Send ATTACHED: the messages of *topic* that follow *offset* come next."""
-        self.out.append(Attached(topic=topic, offset=offset).serialize())
-
-    def send_detached(self, topic: str) -> None:
-        """Send DETACHED: no more messages of *topic* come."""
-        self.out.append(Detached(topic=topic).serialize())
-
     def send_acks(self, numbers: Sequence[int]) -> None:
         """Acknowledge every PUBLISH up to each of *numbers*, of which there is at least one.
 
@@ -206,10 +197,6 @@ class FiggServerSession(_Session):
                 self.out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, last))
             last = number
         self.out.append(NUMBER_FRAME.pack(FrameType.ACK, VERSION, NUMBER.size, last))
-
-    def send_pong(self, number: int) -> None:
-        """Answer the PING with that *number*."""
-        self.out.append(Pong(number=number).serialize())
 
 
 def encode_data(runs: Sequence[Run]) -> Encoded:
@@ -258,26 +245,10 @@ class FiggClientSession(_Session):
             return end, None, 1
         return end, DataRun(topic=decode_topic(topic), first=first, lengths=lengths, payload=payload), 1
 
-    def send_attach(self, topic: str, offset: int | None) -> None:
-        """Subscribe to the messages that follow *offset*, or to new messages if it is None."""
-        self.out.append(Attach(topic=topic, offset=offset).serialize())
-
-    def send_detach(self, topic: str) -> None:
-        """Unsubscribe from *topic*."""
-        self.out.append(Detach(topic=topic).serialize())
-
     def send_publish(self, topic: str, first: int, messages: Iterable[bytes]) -> None:
         """Publish *messages* to *topic*.
 
         :param first: the number of the first message; those of the others follow it, and ACKs name these numbers
         """
         column = column_of(messages)
-        self.send_run(PublishRun(topic=topic, first=first, lengths=column.lengths, payload=column.payload))
-
-    def send_run(self, run: PublishRun) -> None:
-        """Publish the messages of *run*, which are columns already."""
-        self.out.append(run.serialize())
-
-    def send_ping(self, number: int) -> None:
-        """Send a PING, which the server answers by a PONG with the same *number*."""
-        self.out.append(Ping(number=number).serialize())
+        self.send(PublishRun(topic=topic, first=first, lengths=column.lengths, payload=column.payload))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,7 @@ from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.eventbus.columns import (
     PROTOCOL,
     Encoder,
+    EventsByTopic,
     msgpack_bytes,
     run_of,
     runs_of,
@@ -47,7 +48,7 @@ def sent(runs: list[Run], one: Encoder) -> list[list[bytes]]:
     last = runs[0].first_seq - 1
     while last < runs[-1].last_seq:
         rest = [run.slice(max(0, last + 1 - run.first_seq), len(run)) for run in runs if run.last_seq > last]
-        piece = one(rest)
+        piece = EventsByTopic(rest).piece(one)
         if piece.last == last:
             head, payload = one.large(rest[0])
             data, last = head + bytes(payload), last + 1
@@ -102,8 +103,35 @@ def test_only_wanted_topics_are_sent() -> None:
     runs = numbered(b"/a/", b"/b/", b"/a/b/", b"", b"/c/")
     assert [frames[0] for frames in sent(runs, encoder(b"/a/", b"/c"))] == [b"/a/", b"/a/b/", b"/c/"]
     assert len(sent(runs, encoder(b""))) == 5
-    assert encoder(b"/z/")(runs) == (b"", 5, 0)
-    assert encoder(b"/a/")(runs)[1:] == (5, 3), "the last wanted number is that of /a/b/"
+    assert EventsByTopic(runs).piece(encoder(b"/z/")) == (b"", 5, 0)
+    assert EventsByTopic(runs).piece(encoder(b"/a/"))[1:] == (5, 3), "the last wanted number is that of /a/b/"
+
+
+@given(
+    st.lists(st.sampled_from((b"/a/", b"/a/b/", b"/b/", b"")), min_size=1, max_size=12),
+    st.lists(st.sampled_from((b"/a", b"/a/b/", b"/b/", b"/", b"")), min_size=1, max_size=3),
+    st.sampled_from((1, 50_000, PIECE)),
+)
+def test_topics_in_turn_are_sent_in_the_order_of_their_numbers(
+    topics: list[bytes], prefixes: list[bytes], size: int
+) -> None:
+    wanted = [seq for seq, topic in enumerate(topics, 1) if topic.startswith(tuple(prefixes))]
+    got = sent(numbered(*topics, size=size), encoder(*prefixes))
+    assert [Broadcast.parse(frames).sequence for frames in got] == wanted
+
+
+def test_a_topic_is_looked_up_once_for_a_delivery() -> None:
+    class Counting(Encoder):
+        asked: ClassVar[list[bytes]] = []
+
+        def wants(self, topic: bytes) -> bool:
+            self.asked.append(topic)
+            return super().wants(topic)
+
+    runs = numbered(*(b"/a/", b"/b/") * 50)
+    piece = EventsByTopic(runs).piece(Counting(frozenset({b"/b/"}), Dialect.BINARY))
+    assert (piece.last, piece.highest) == (100, 100)
+    assert Counting.asked == [b"/a/", b"/b/"]
 
 
 def test_overlapping_prefixes_send_an_event_once() -> None:
@@ -117,15 +145,15 @@ def test_head_precedes_each_event() -> None:
 
 def test_a_piece_is_limited_and_nothing_is_left_out() -> None:
     runs = numbered(b"/a/", b"/b/", b"/c/", size=3_000, rows=40)
-    piece = encoder(b"/a/", b"/c/")(runs)
+    piece = EventsByTopic(runs).piece(encoder(b"/a/", b"/c/"))
     assert len(piece.data) <= PIECE
     assert [int(frames[5][:6]) for frames in sent(runs, encoder(b"/a/", b"/c/"))] == [*range(1, 41), *range(81, 121)]
 
 
 def test_an_event_larger_than_a_piece_is_not_in_one() -> None:
     runs = numbered(b"/a/", b"/b/", size=PIECE)
-    assert encoder(b"/b/")(runs) == (b"", 1, 0)
-    assert encoder(b"/b/")(runs[1:]) == (b"", 1, 0)
+    assert EventsByTopic(runs).piece(encoder(b"/b/")) == (b"", 1, 0)
+    assert EventsByTopic(runs[1:]).piece(encoder(b"/b/")) == (b"", 1, 0)
     assert [len(frames[5]) for frames in sent(runs, encoder())] == [PIECE, PIECE]
 
 

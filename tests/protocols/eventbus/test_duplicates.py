@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
 from fyrehose.protocols.eventbus.columns import run_of
 from fyrehose.protocols.eventbus.duplicates import MOST_SEEN, SEEN_AGE, SeenEvents
 from fyrehose.records import Run
@@ -18,13 +22,6 @@ def data(found: list[Run]) -> list[bytes]:
     return [bytes(payload) for run in found for payload in run.payloads()]
 
 
-def test_each_event_is_new_once() -> None:
-    seen = SeenEvents()
-    assert data(seen.new(runs(1, 2, 1, 3), 0)) == [b"1", b"2", b"3"]
-    assert data(seen.new(runs(3, 4, 5, 1, 6), 0)) == [b"4", b"5", b"6"]
-    assert seen.new(runs(1, 2), 0) == []
-
-
 def test_text_that_is_no_uuid_counts_as_well() -> None:
     seen = SeenEvents()
     odd = [run_of(event(1, uuid=b"odd"), "s")]
@@ -32,13 +29,22 @@ def test_text_that_is_no_uuid_counts_as_well() -> None:
     assert seen.new(odd, 0) == []
 
 
-def test_an_event_is_forgotten_after_its_age_and_when_it_was_not_published() -> None:
-    seen = SeenEvents()
-    seen.new(runs(1, 2), 0)
-    assert seen.new(runs(1), SEEN_AGE) == []
-    assert data(seen.new(runs(2), SEEN_AGE + 1)) == [b"2"]
-    seen.forget(runs(2))
-    assert data(seen.new(runs(2), SEEN_AGE + 1)) == [b"2"]
+@pytest.mark.parametrize("seed", range(20))
+def test_an_event_is_new_until_it_was_not_seen_for_its_age_or_was_not_published(seed: int) -> None:
+    dice, seen, now = Random(seed), SeenEvents(), 0.0
+    last: dict[int, float] = {}
+    for _ in range(200):
+        now += dice.choice([0.0, 1.0, SEEN_AGE / 3, SEEN_AGE, SEEN_AGE + 1])
+        if dice.random() < 0.2:
+            gone = dice.sample(range(8), 2)
+            seen.forget(runs(*gone))
+            last = {number: time for number, time in last.items() if number not in gone}
+        numbers, new = [dice.randrange(8) for _ in range(dice.randrange(5))], []
+        for number in numbers:
+            if number not in last or now - last[number] > SEEN_AGE:
+                new.append(b"%d" % number)
+            last[number] = now
+        assert data(seen.new(runs(*numbers), now)) == new, f"{numbers} at {now}, seen at {last}"
 
 
 def test_the_oldest_is_forgotten_when_there_are_many() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import Broken
-from fyrehose.protocols.eventbus.columns import Encoder
+from fyrehose.protocols.eventbus.columns import Encoder, EventsByTopic
 from fyrehose.protocols.eventbus.frames import Dialect, SyncStart
 from fyrehose.protocols.eventbus.session import (
     MAX_PREFIX,
@@ -68,7 +68,7 @@ def sent(events: list[Any]) -> list[list[bytes]]:
     for event in events:
         assert isinstance(event, PubsReceived), event
         for run in event.runs:
-            piece = EVERYTHING([run.numbered(seq, 1)])
+            piece = EventsByTopic([run.numbered(seq, 1)]).piece(EVERYTHING)
             found += map(without_sequence, messages(piece.data))
             seq += len(run)
     return found

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
 
 from fyrehose.errors import Closed, LocalProtocolError
 from fyrehose.protocols.figg.window import PublishWindow
@@ -21,49 +22,6 @@ def sent(window: PublishWindow) -> list[tuple[int, int]]:
     return [(first, len(part)) for first, part in window.to_send()]
 
 
-def test_messages_wait_while_the_window_is_full() -> None:
-    window = PublishWindow(max_messages=2, max_bytes=1000)
-    first, second, third = window.add(run(b"a")), window.add(run(b"b")), window.add(run(b"c"))
-    assert sent(window) == [(1, 1), (2, 1)]
-    window.acknowledged(1)
-    assert first.called
-    assert not second.called
-    assert sent(window) == [(3, 1)]
-    window.acknowledged(3)
-    assert second.called
-    assert third.called
-    assert window.empty
-
-
-def test_large_publish_slides_through_the_window() -> None:
-    window = PublishWindow(max_messages=2, max_bytes=1000)
-    done = window.add(run(b"a", b"bb", b"ccc", b"dddd", b"eeeee"))
-    assert sent(window) == [(1, 2)]
-    window.acknowledged(1)
-    ((first, rest),) = window.to_resend()
-    assert (first, list(map(bytes, rest.payloads()))) == (2, [b"bb"])
-    assert sent(window) == [(3, 1)]
-    window.acknowledged(3)
-    rest = list(window.to_send())
-    assert rest[0][0] == 4
-    assert [bytes(p) for _, part in rest for p in part.payloads()] == [b"dddd", b"eeeee"]
-    assert not done.called
-    window.acknowledged(5)
-    assert done.called
-    assert window.empty
-    assert window._held == 0
-
-
-def test_old_ack_is_ignored() -> None:
-    window = PublishWindow(max_messages=5, max_bytes=1000)
-    window.add(run(b"a"))
-    sent(window)
-    window.acknowledged(1)
-    window.acknowledged(0)
-    window.acknowledged(1)
-    assert window.empty
-
-
 def test_room_and_empty_deferreds_fire_on_acknowledgement() -> None:
     window = PublishWindow(max_messages=1, max_bytes=1000)
     assert window.when_room().called
@@ -74,19 +32,6 @@ def test_room_and_empty_deferreds_fire_on_acknowledgement() -> None:
     window.acknowledged(1)
     assert ready.called
     assert flushed.called
-
-
-def test_add_is_refused_beyond_max_bytes() -> None:
-    window = PublishWindow(max_messages=1, max_bytes=100)
-    window.add(run(b"x" * 200))
-    with pytest.raises(LocalProtocolError, match=r"wait for ready\(\)"):
-        window.add(run(b"y"))
-
-
-def test_empty_publish_fires_immediately() -> None:
-    window = PublishWindow(max_messages=1, max_bytes=100)
-    assert window.add(run()).called
-    assert window.empty
 
 
 def test_fail_fails_every_pending_deferred() -> None:
@@ -104,23 +49,28 @@ def test_fail_fails_every_pending_deferred() -> None:
 
 @given(
     st.integers(1, 5),
+    st.integers(1, 40),
     st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 4)), st.tuples(st.just("ack"), st.integers(0, 30)))),
 )
 @settings(max_examples=200, deadline=None)
-def test_window_matches_its_model(messages: int, steps: list[tuple[str, int]]) -> None:
-    """Every message is sent once and in order; exactly the unacknowledged messages are resent."""
-    window = PublishWindow(max_messages=messages, max_bytes=1 << 20)
+def test_window_matches_its_model(messages: int, most: int, steps: list[tuple[str, int]]) -> None:
+    """Every message is sent once and in order; exactly the unacknowledged messages are resent, and take room."""
+    window = PublishWindow(max_messages=messages, max_bytes=most)
     wire: list[bytes] = []
     added: list[bytes] = []
+    done: list[tuple[int, Deferred[None]]] = []
     acked = 0
     for what, value in steps:
-        if what == "add":
-            batch = [b"%d" % (len(added) + i) for i in range(value)]
-            added += batch
-            window.add(run(*batch))
-        else:
+        held = sum(run(each).size for each in added[acked:])
+        if what == "ack":
             acked = max(acked, min(value, len(wire)))
             window.acknowledged(acked)
+        elif held > most:
+            with pytest.raises(LocalProtocolError, match=f"{held} unacknowledged bytes"):
+                window.add(run(b"y"))
+        else:
+            added += (batch := [b"%d" % (len(added) + i) * i for i in range(value)])
+            done.append((len(added) if batch else 0, window.add(run(*batch))))
         for first, part in window.to_send():
             assert first == len(wire) + 1
             wire += map(bytes, part.payloads())
@@ -129,3 +79,7 @@ def test_window_matches_its_model(messages: int, steps: list[tuple[str, int]]) -
         assert again == wire[acked:]
         assert wire == added[: len(wire)]
         assert window.empty == (acked == len(added))
+        assert [deferred.called for _, deferred in done] == [end <= acked for end, _ in done]
+        held = sum(run(each).size for each in added[acked:])
+        room = len(wire) == len(added) and len(wire) - acked < messages and held < most
+        assert window.has_room == room, f"{held} of {most} bytes, {len(wire) - acked} of {messages} messages"

@@ -22,7 +22,7 @@ import harness
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import Broken, RemoteProtocolError
     from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
-    from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder
+    from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder, EventsByTopic
     from fyrehose.protocols.eventbus.curve import CurveClient, CurveServer, new_keys
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
@@ -231,7 +231,7 @@ class Fuzzer:
             client.send(message)
             (event,) = events_of(session, b"".join(client.data_to_send()))
             if isinstance(event, PubsReceived):
-                piece = EVERYTHING([run.numbered(1, 1) for run in event.runs])
+                piece = EventsByTopic([run.numbered(1, 1) for run in event.runs]).piece(EVERYTHING)
                 back = DealerSession()
                 joined = SnapshotSession(Null(), Dialect.BINARY)
                 greet(joined, back)
