@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from fyrehose.testing.ports import free_port
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
+RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
 RECIPE = Path(__file__).parents[2] / "deploy" / "recipes" / "rsyslog" / "fyrehose.conf"
 TCP, UDP = ("--listen", "syslog=tcp:0:interface=127.0.0.1"), ("--listen", "syslog=udp:0:interface=127.0.0.1")
 #: How long anything may take on a busy machine, in seconds.
@@ -136,6 +139,22 @@ def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog:
     until(lambda: lines <= set(stored(tmp_path)), "messages are missing")
     assert server.stop() == 0
     assert not lines ^ set(stored(tmp_path))
+
+
+@pytest.mark.timeout(1200)
+def test_five_commands_lead_from_rsyslog_to_sql(start: Any, rsyslog: Any, tmp_path: Path) -> None:
+    """rsyslog is installed, and this test starts it in place of systemd."""
+    section = RECIPES.read_text().partition("\n## rsyslog\n")[2]
+    *_, query = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
+    port = free_port()
+    start("--data-dir", "data", "--listen", f"syslog=tcp:{port}:interface=127.0.0.1")
+    rsyslog(RECIPE.read_text().replace('"2514"', f'"{port}"'), 5)
+    until(lambda: len(stored(tmp_path)) == 5, "rsyslog does not send")
+    program, *words = shlex.split(query)
+    said = subprocess.run(
+        [FYREHOSE.with_name(program), *words], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=900
+    )
+    assert [line for number in range(1, 6) for line in said.stdout.splitlines() if f"app: line {number}" in line]
 
 
 @pytest.mark.parametrize(

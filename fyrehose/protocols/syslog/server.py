@@ -37,7 +37,7 @@ from fyrehose.protocols.syslog.session import (
     SyslogMessages,
     SyslogServerSession,
 )
-from fyrehose.records import MAX_PAYLOAD, Publish, Run
+from fyrehose.records import MAX_PAYLOAD, Publish, Run, halves
 from fyrehose.routes import CERTIFICATE, Route, routes
 from fyrehose.subscriptions import letters
 
@@ -266,7 +266,7 @@ class SyslogDatagrams(TrainProtocol):
             if own or not letters.keeps(self._settings.refused, error):
                 self._drop(runs or own, error)
             elif sum(map(len, runs)) > 1:
-                for half in letters.halves(runs):
+                for half in halves(runs):
                     self._publish(half)
             else:
                 self.counters.refuse(self.log, PROTOCOL, "dead-letters", str(runs[0].producer), str(error))

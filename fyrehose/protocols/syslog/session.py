@@ -1,14 +1,16 @@
-"""The session of a syslog listener without I/O (syslog.md, "On the wire").
+"""The sessions of syslog without I/O: a listener's, and that of a client of RELP (syslog.md, "On the wire").
 
     in: receive_data(bytes), receive_eof()  -> events: messages, a message that is too large, the end of a RELP session
     out: acknowledge(), send_close()        -> data_to_send()
 
 The first bytes of a connection say whether it speaks RELP; otherwise each message says whether its octets are counted.
+The client calls ``send()``, and gets the answers as events.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -21,10 +23,13 @@ from fyrehose.sessions import ByteSession
 MAX_MESSAGE = 1 << 20
 #: The largest data of another command of RELP than ``syslog``, in bytes.
 MAX_COMMAND = 4 << 10
+#: The largest number of a transaction of RELP, behind which they begin with 1 again.
+LAST_NUMBER = 999_999_999
 #: How many messages one turn returns at most.
 MOST_MESSAGES = 500
 #: What the server answers to a RELP client that opens a session.
 OFFERS = b"200 OK\nrelp_version=0\nrelp_software=fyrehose\ncommands=syslog"
+_CLIENT_OFFERS = OFFERS.partition(b"\n")[2]
 
 _OPEN = re.compile(rb"[0-9]{1,9} open ")
 _BEGINS_OPEN = re.compile(rb"[0-9]{1,9}(?: (?:o(?:p(?:en?)?)?)?)?")
@@ -266,3 +271,92 @@ class SyslogServerSession(ByteSession):
             self._closing, self._over = number, True
         else:
             self.out.append(b"%d rsp 25 500 command not supported\n" % number)
+
+
+@attrs.frozen(slots=True)
+class RelpAnswered:
+    """The answers to consecutive messages, in the order of the messages.
+
+    :ivar answers: what the server answers to each message, such as ``200 OK``
+    """
+
+    answers: list[bytes]
+
+
+class RelpClientSession(ByteSession):
+    """The client's side of a RELP session, which sends messages and receives an answer to each.
+
+    :ivar opened: whether the server has accepted the session
+    :ivar window: how many messages the server may owe an answer to
+    :ivar last: the largest number of a transaction
+    """
+
+    def __init__(self, window: int = 128, last: int = LAST_NUMBER) -> None:
+        self.window, self.last, self.opened = window, last, False
+        self.out: list[bytes] = [b"1 open %d %b\n" % (len(_CLIENT_OFFERS), _CLIENT_OFFERS)]
+        self._buffer = bytearray()
+        self._waiting: deque[bytes] = deque()
+        self._sent = self._answered = 1
+        self._over = False
+
+    def send(self, payloads: Iterable[bytes]) -> None:
+        """Send messages, as many as the window takes; the others follow when earlier ones are answered."""
+        self._waiting.extend(payloads)
+        self._fill()
+
+    def receive_data(self, data: bytes) -> list[RelpAnswered | Broken]:
+        """Return the events that *data* completes; after ``Broken`` always an empty list."""
+        if self._over:
+            return []
+        self._buffer += data
+        answered = RelpAnswered([])
+        events: list[RelpAnswered | Broken] = [answered]
+        try:
+            position = 0
+            while position < len(self._buffer) and (end := self._parse(position, answered.answers)):
+                position = end
+            del self._buffer[:position]
+            self._fill()
+        except RemoteProtocolError as error:
+            self._over = True
+            events.append(Broken(error=error))
+        return events if answered.answers else events[1:]
+
+    def _fill(self) -> None:
+        while self.opened and self._waiting and self._sent - self._answered < self.window:
+            self._sent += 1
+            payload = self._waiting.popleft()
+            self.out.append(b"%d syslog %d %b\n" % (self._number(self._sent), len(payload), payload))
+
+    def _number(self, count: int) -> int:
+        """Return the number of the transaction with which *count* transactions have begun."""
+        return (count - 1) % self.last + 1
+
+    def _parse(self, position: int, answers: list[bytes]) -> int:
+        """Parse the frame at *position*; return where it ends, or 0 if it is not complete."""
+        head = _RELP.match(self._buffer, position)
+        if head is None:
+            if not _BEGINS_RELP.fullmatch(self._buffer, position):
+                raise RemoteProtocolError("bad-header", "no frame of RELP: expected TXNR COMMAND DATALEN")
+            return 0
+        begin = head.end() - (head[4] == b"\n")
+        stop = begin + int(head[3])
+        if int(head[3]) > MAX_COMMAND:
+            raise RemoteProtocolError("frame-too-large", f"an answer of {int(head[3])} bytes")
+        if stop >= len(self._buffer):
+            return 0
+        if self._buffer[stop] != 10:
+            raise RemoteProtocolError("bad-trailer", "no LF behind the data of a frame of RELP")
+        number, said = int(head[1]), bytes(self._buffer[begin:stop])
+        if head[2] == b"serverclose":
+            raise RemoteProtocolError("server-closed", "the server closes the session")
+        expected = self._answered + self.opened
+        if head[2] != b"rsp" or number != self._number(expected) or expected > self._sent:
+            raise RemoteProtocolError("bad-answer", f"no answer to message {expected}: {said[:40]!r}")
+        if self.opened:
+            self._answered = expected
+            answers.append(said)
+        elif not said.startswith(b"200"):
+            raise RemoteProtocolError("not-opened", f"the server refuses the session: {said[:40]!r}")
+        self.opened = True
+        return stop + 1

@@ -42,6 +42,7 @@ def talked(session: SyslogServerSession, chunks: list[bytes]) -> tuple[list[tupl
         assert not cause, "an event follows the end"
         if isinstance(event, Broken):
             cause = event.error.cause
+            assert (session.buffered, session.expected, session.more) == (0, 0, False), "something is kept, and charged"
         elif isinstance(event, SyslogMessages):
             assert event.payloads
             numbers = event.numbers or [None] * len(event.payloads)
