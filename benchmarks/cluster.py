@@ -14,11 +14,11 @@ from pathlib import Path
 
 import click
 
+from benchmarks.local_cluster import Cluster, ClusterServer
 from fyrehose.bench.makers import Makers
 from fyrehose.bench.plans import LoadOutcome, Plan
 from fyrehose.bench.usage import cpu
 from fyrehose.journal import scan
-from fyrehose.testing.cluster import Cluster, ClusterServer
 
 #: Seconds after which the cluster must be ready, and the followers must have everything.
 PATIENCE = 90.0

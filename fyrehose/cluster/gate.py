@@ -50,6 +50,7 @@ class ReplicatedGate:
     :ivar refusal: why publishes are refused, for people; empty while this server accepts them
     :ivar leading: whether this server leads, so that its journal accepts publishes
     :ivar unfit: why this server is not to lead, as the process or an operator decides; empty: it may
+    :ivar unreachable: why publishers cannot reach this server, as it finds out by itself; empty: they can
     :ivar returning: whether the directory was used by a server of a cluster before this start
     """
 
@@ -62,6 +63,7 @@ class ReplicatedGate:
     refusal: str = attrs.field(default="this server follows, and accepts nothing", init=False)
     leading: bool = attrs.field(default=False, init=False)
     unfit: str = attrs.field(default="", init=False)
+    unreachable: str = attrs.field(default="", init=False)
     returning: bool = attrs.field(default=False, init=False)
     #: Whether this server has led since its journal was opened.
     _led: bool = attrs.field(default=False, init=False)

@@ -20,6 +20,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from math import inf
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ from fyrehose.cluster.stream import (
     nodes_of,
     stream_of,
     subject_of,
+    unheard,
 )
 from fyrehose.errors import ConfigError
 from fyrehose.journal.format import Damage
@@ -55,6 +57,9 @@ IN_PROCESS = 10158
 RETRY = 0.25
 #: After this many seconds without an answer, the NATS server counts as frozen or cut off, and the next one is used.
 SILENT = 3.0
+#: A NATS server that leads the stream hears each other one that stores it once a second.  Without a majority for this
+#: many seconds it is cut off, and accepts nothing, but it leads on for ten seconds or more while the others hear it.
+CUT_OFF = 2.0
 #: How long the previous connection may take to close after a change to another NATS server, in seconds.
 CLOSE = 5.0
 #: How long sending the last messages may take, and then closing the connection, in seconds each.
@@ -167,7 +172,7 @@ class JetStreamLog:
         client = await nats.connect(
             servers,
             error_cb=self._failed,
-            disconnected_cb=self._disconnected,
+            disconnected_cb=self._end_requests,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RETRY,
             connect_timeout=self.timeout,
@@ -177,6 +182,7 @@ class JetStreamLog:
         )
         await client.subscribe(subject_of(self.name, "say"), cb=receive)
         await client.subscribe(subject_of(self.name, "members"), cb=receive_request)
+        await client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{self.stream}", cb=self._end_requests)
         if self._writer is not None:
             await client.subscribe(self._here(self._writer), cb=_ignore)
         self._inbox = client.new_inbox()
@@ -184,8 +190,11 @@ class JetStreamLog:
         self._client, self._stream = client, client.jetstream(timeout=self.timeout)
         self._answered = asyncio.get_running_loop().time()
 
-    async def _disconnected(self) -> None:
-        """End the requests that were sent on this connection, because the next one brings no answers to them."""
+    async def _end_requests(self, elected: Any = None) -> None:
+        """End the requests that wait, so that they are sent again.
+
+        The next connection brings no answers to them; nor does a new leader of the stream, in the message *elected*.
+        """
         for asked in self._waiting:
             asked.cancel()
 
@@ -261,8 +270,19 @@ class JetStreamLog:
         if lacks_leader(nodes):
             # A NATS server that is cut off from the majority would answer for ever with outdated numbers.
             raise Unavailable(f"the stream {self.stream} has no leader at present")
+        if (silent := unheard(info)) > CUT_OFF:
+            # Its successor is one that it has heard in the last three seconds.  As it is cut off, this answer has come
+            # without another NATS server in between, so this one is left.
+            await self._connection.publish(f"$JS.API.STREAM.LEADER.STEPDOWN.{self.stream}", b"")
+            self._answered = -inf
+            raise Unavailable(f"the stream's leader, {info.cluster.leader}, has heard no majority for {silent:.1f} s")
         return EntryRange(
-            int(state.first_seq) or 1, int(state.last_seq), int(state.bytes), limit_of(info.config), nodes
+            int(state.first_seq) or 1,
+            int(state.last_seq),
+            int(state.bytes),
+            limit_of(info.config),
+            nodes,
+            info.config.num_replicas or 1,
         )
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
@@ -364,7 +384,7 @@ class JetStreamLog:
             try:
                 result = await asked
             except asyncio.CancelledError:
-                why = "the connection to NATS has ended"
+                why = "the connection to NATS has ended, or another NATS server leads the stream"
                 self.reactor.callFromThread(done.errback, Failure(Unavailable(why)))
             except (Refused, Damage, ConfigError):
                 answered()

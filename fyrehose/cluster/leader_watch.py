@@ -103,7 +103,8 @@ class LeaderWatch:
         """Return how many seconds without a message of *leader* this server waits before it takes over."""
         spread = self.peers.jitter * SPREAD
         if leader is not None and self.peers.has_left(leader):
-            heir = self.peers.successor_of(leader)
+            last = self.peers.last_of(leader.name)
+            heir = last.successor if last.leaving else ""
             return 0.0 if heir == self.peers.settings.name else spread + (HEIR if heir else 0.0)
         if leader is not None and leader == self._gone:
             return GONE + spread

@@ -24,6 +24,7 @@ from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.cluster.jobs import Jobs
 from fyrehose.cluster.leader_watch import LeaderWatch
 from fyrehose.cluster.log_answers import LogAnswers
+from fyrehose.cluster.log_health import LogHealth
 from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange
 from fyrehose.cluster.membership import Membership
 from fyrehose.cluster.orderly_stop import OrderlyStop
@@ -34,13 +35,13 @@ from fyrehose.cluster.role import (
     State,
 )
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.shared_log import ISharedLog
+from fyrehose.cluster.shared_log import EntryRange, ISharedLog
 from fyrehose.cluster.succession import Succession
 from fyrehose.cluster.trimming import Trimmer
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.journal.exchange import Batches
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus, MemberStatus, NatsStatus
+from fyrehose.observe.meters import ClusterStatus, MemberStatus
 from fyrehose.standing import ServerRole, Standing
 
 log = Logger()
@@ -85,9 +86,10 @@ class Member:
     _trimmer: Trimmer = attrs.field(init=False)
     _membership: Membership = attrs.field(init=False)
     _growth: Growth = attrs.field(factory=Growth, init=False)
-    _nats: tuple[NatsStatus, ...] = attrs.field(default=(), init=False)  #: the last report of NATS
+    _health: LogHealth = attrs.field(factory=LogHealth, init=False)
     _noted: float = attrs.field(default=0.0, init=False)  #: when the durable mark was synced to MARK last
     _checked: float = attrs.field(default=-inf, init=False)  #: when a follower asked for the log's extent last
+    _read_at: float = attrs.field(default=-inf, init=False)  #: when a read of the shared log was answered last
     _led_once: bool = attrs.field(default=False, init=False)  #: whether this server has led since it followed last
     _opened_at: float | None = attrs.field(default=None, init=False)  #: when the shared log was opened
     _broken: bool = attrs.field(default=False, init=False)  #: replication cannot continue
@@ -116,6 +118,7 @@ class Member:
             size=self.settings.members,
             identity=end.identity,
             chain=end.chain,
+            ready=lambda: not self.journal.why_not_ready(),
         )
         self._actor = Actor(
             self.reactor, self.role, self.journal, self.gate, self.log, self._appends, self._jobs, member=self
@@ -123,6 +126,7 @@ class Member:
         self.gate.connect(self._hand_over, self._synced)
         self._watch.begin(self.reactor.seconds())
         self._answers.begin(self.reactor.seconds())
+        self._health.begin(self.reactor.seconds())
         self._ticking = LoopingCall(self._tick)
         self._ticking.clock = self.reactor
         self._ticking.start(INTERVAL).addErrback(self.failed)
@@ -191,13 +195,14 @@ class Member:
             role=role.state.value,
             leader=leader,
             epoch=role.validity.epoch,
-            behind=0 if leads else max(0, self.peers.position_of(leader) - role.mark),
+            behind=0 if leads else max(0, self.peers.last_of(leader).position - role.mark),
             silent=0.0 if leads else self.reactor.seconds() - self._watch.heard,
             takeovers=self.takeovers,
             entries=role.applied,
             log_size=self._trimmer.size if leads else 0,
             members=self._members(),
-            nats=self._nats,
+            nats=self._health.nodes,
+            log=self._health.status(self.reactor.seconds()),
         )
 
     def _members(self) -> list[MemberStatus]:
@@ -210,7 +215,7 @@ class Member:
     def _leader_address(self) -> str:
         """Return the address of the server that leads, as its configuration has it; empty if it is unknown."""
         leader = self.role.leader
-        return "" if leader is None else self.peers.address_of(leader.name)
+        return "" if leader is None else self.peers.last_of(leader.name).address
 
     def standing(self, part: ServerRole) -> Standing:
         """Return what this server is now, as a member whose :attr:`running` is true and that refuses nothing.
@@ -245,8 +250,11 @@ class Member:
         if now - self._noted >= 1.0:
             self._noted = now
             self._jobs.begin("note", self._note)
+            self._health.watch(now)
         if self.role.state is State.FOLLOWER:
             self._jobs.begin("read", self._read)
+            if now - self._read_at >= 2 * INTERVAL:  # another NATS server than the stream's leader may answer reads
+                self._jobs.begin("check", self._check)
             if self._watch.must_ask(self.role, now):
                 self._jobs.begin("ask", self._ask_leader)
             self._try_take_over(now)
@@ -285,6 +293,7 @@ class Member:
         role = self.role
         while self.running and role.state is State.FOLLOWER and not self._reopens:
             found = await self.log.read(role.applied + 1, READ)
+            self._read_at = self.reactor.seconds()
             if not found:
                 found = await self._check_extent()
             elif not role.admitted:
@@ -301,6 +310,9 @@ class Member:
                 self._try_take_over(self.reactor.seconds())  # the leader may have handed over meanwhile
                 return
 
+    async def _check(self) -> None:
+        await self._check_extent()
+
     async def _check_extent(self) -> list[tuple[int, LogEntry]]:
         """Compare the extent of the shared log, which has no next entry, with the entries that were applied.
 
@@ -312,8 +324,7 @@ class Member:
         if now - self._checked < INTERVAL:
             return []
         self._checked = now
-        extent = await self.log.extent()
-        self._nats = extent.nodes
+        extent = await self._extent()
         begins_later = extent.first > role.applied + 1
         found = await self.log.read(extent.first, READ) if begins_later else []
         if begins_later and (extent.first > extent.last or (found and not found[0][1].may_begin)):
@@ -326,6 +337,11 @@ class Member:
         self._answers.read()
         role.learned_last(extent.last, since)
         return found
+
+    async def _extent(self) -> EntryRange:
+        extent = await self.log.extent()
+        self._health.report(extent, self.reactor.seconds())
+        return extent
 
     def _name_leader(self) -> None:
         leader = self.role.leader
@@ -389,12 +405,12 @@ class Member:
 
     async def _measure(self) -> None:
         asked, since = self.reactor.seconds(), self.role.applied
-        extent = await self.log.extent()
-        self._nats = extent.nodes
+        extent = await self._extent()
         self._appends.looked(self.role, asked, extent.last)
         self.role.learned_last(extent.last, since)
         why = self._trimmer.measured(self.role, extent.size, extent.limit, extent.first)
         self._answers.measured(why, self.role, self.reactor.seconds())
+        self._actor.act()
 
     def _hand_over(self, position: int, batches: Sequence[Batches]) -> None:
         """Append to the shared log *batches*, which this server has written, but perhaps not synced yet."""
@@ -464,14 +480,7 @@ class Member:
             if peer.leaving or not self._watch.has_all(self.role):
                 self._jobs.begin("read", self._read)
         elif peer.epoch > self.role.validity.epoch:
-            self._jobs.begin("look", self._look)
-
-    async def _look(self) -> None:
-        """Read the last number of the shared log, to see whether a server that claims to lead has taken over."""
-        since = self.role.applied
-        extent = await self.log.extent()
-        self.role.learned_last(extent.last, since)
-        await self._actor.perform()
+            self._jobs.begin("measure", self._measure)
 
     # Changes that an action brings.
 

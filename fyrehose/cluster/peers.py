@@ -114,6 +114,10 @@ class ClusterPeer:
         return self.state == State.LEADER.value
 
 
+#: In place of the last message of a server that has sent none.
+UNHEARD = ClusterPeer(heard=-inf, name="unheard", incarnation=0, state="", epoch=0)
+
+
 @attrs.define(eq=False)
 class Peers:
     """The other servers of a cluster, as their messages describe them.
@@ -241,23 +245,13 @@ class Peers:
                 f"another server of the cluster has the same name, {self.settings.name!r}; give each a name of its own"
             )
 
-    def successor_of(self, writer: EntryWriter) -> str:
-        """Return the server that *writer*, which has handed over, lets take over before any other; empty: none."""
-        peer = self.others.get(writer.name)
-        return peer.successor if peer is not None and peer.leaving else ""
-
     def has_left(self, writer: EntryWriter) -> bool:
         """Return whether *writer* has announced that it stops; late messages from before do not change that."""
         return writer in self._left
 
-    def address_of(self, name: str | None) -> str:
-        """Return the address of a server, as its configuration has it; empty if it is unknown."""
-        peer = self.others.get(name or "")
-        return "" if peer is None else peer.address
-
-    def position_of(self, name: str) -> int:
-        """Return the durable mark of a server; 0 if it is unknown."""
-        return self.others[name].position if name in self.others else 0
+    def last_of(self, name: str) -> ClusterPeer:
+        """Return the last message of the server *name*; :data:`UNHEARD` if there is none."""
+        return self.others.get(name, UNHEARD)
 
     @property
     def stranger(self) -> str:

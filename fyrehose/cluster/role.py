@@ -18,7 +18,7 @@ This module imports neither Twisted nor a clock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
 import attrs
@@ -180,6 +180,7 @@ class Role:
     :ivar chain: the checksum from which the journal continues at *position*
     :ivar synced: the position up to which the journal is on disk
     :ivar size: the number of members of a new shared log that this server begins
+    :ivar ready: returns whether this server could accept messages at once if it led
     :ivar validity: decides which entries count
     :ivar applied: the number of the last entry of the shared log that was processed
     :ivar leader: the writer of the last take-over that counted; None before the first
@@ -196,6 +197,7 @@ class Role:
     size: int = 3
     identity: bytes = UNKNOWN
     chain: int = 0
+    ready: Callable[[], bool] = lambda: True
     validity: Validity = attrs.field(factory=Validity)
     synced: int = attrs.field(init=False)
     state: State = attrs.field(default=State.FOLLOWER, init=False)
@@ -400,6 +402,7 @@ class Role:
             and self.admitted
             and self.applied >= last
             and self.synced >= self.position
+            and self.ready()
             and (self.applied == 0 or self.validity.end == self.position)
         )
 

@@ -36,6 +36,7 @@ class EntryRange:
     :ivar size: the size of these entries, in bytes
     :ivar limit: the size beyond which the leader must refuse messages, because the log accepts little more; 0: no limit
     :ivar nodes: the NATS servers that store the log, as far as they are known
+    :ivar replicas: on how many NATS servers the log should be stored
     """
 
     first: int
@@ -43,6 +44,7 @@ class EntryRange:
     size: int = attrs.field(default=0, eq=False)
     limit: int = attrs.field(default=0, eq=False)
     nodes: tuple[NatsStatus, ...] = attrs.field(default=(), eq=False)
+    replicas: int = attrs.field(default=1, eq=False)
 
 
 class ISharedLog(Interface):

@@ -94,6 +94,16 @@ def lacks_leader(nodes: Sequence[NatsStatus]) -> bool:
     return bool(nodes) and not any(node.leads for node in nodes)
 
 
+def unheard(info: Any) -> float:
+    """Return for how many seconds the leader of the stream has not heard a majority of the NATS servers that store it.
+
+    :param info: the description of the stream, which only its leader sends
+    """
+    replicas = [] if info.cluster is None else info.cluster.replicas or []
+    heard = sorted((replica.active or 0) / 1e9 for replica in replicas)
+    return heard[(len(heard) - 1) // 2] if heard else 0.0  # the leader itself is one of the majority
+
+
 def _config(cluster: str, replicas: int, limit: int) -> Any:
     from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 

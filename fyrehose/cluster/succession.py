@@ -62,7 +62,8 @@ class Succession:
     @property
     def unable(self) -> str:
         """Return why this server leads only if no other can; empty if it takes over like any other."""
-        return self.gate.unfit or ("its disk is full" if self.journal.lacks_room else "")
+        full = "its disk is full" if self.journal.lacks_room else ""
+        return self.gate.unfit or full or self.gate.unreachable or self.journal.why_not_ready()
 
     @property
     def unfit(self) -> str:
@@ -101,7 +102,7 @@ class Succession:
         if not fit:
             whys = [f"{each}: {why[each]}" for each in sorted(why) if name in ("", each)] or ["it was not heard"]
             raise FyrehoseError(f"{name or 'no other server'} can take over at present ({'; '.join(whys)})")
-        return max(fit, key=self.peers.position_of)
+        return max(fit, key=lambda each: self.peers.last_of(each).position)
 
     def _why_not(self, role: Role, peer: ClusterPeer, now: float) -> str:
         """Return why *peer* cannot take over from this leader; empty if it can."""

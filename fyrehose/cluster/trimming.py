@@ -82,33 +82,25 @@ class Trimmer:
 
     def _purge(self, role: Role, checkpoint: int, now: float) -> None:
         least = now - self.settings.member_timeout
-        reported = {name: self._reported(name) for name in self._others(role)}
+        reported = {name: self.peers.last_of(name).reported for name in self._others(role)}
         waiting = [name for name in reported if self._cannot_begin(name)]
         alone = bool(waiting) and len(waiting) == len(reported)
         if self._exceeded:
             role.purge(reported, [name for name in reported if reported[name] < checkpoint], alone)
             self._exceeded = checkpoint in role.checkpoints
         elif waiting or not role.members.places or self._led < least:  # free places are waited for like silent members
-            absent = [name for name in reported if self._last_heard(name) <= least or name in waiting]
+            heard = {name: max(self._since[name], self.peers.last_of(name).heard) for name in reported}
+            absent = [name for name in reported if heard[name] <= least or name in waiting]
             role.purge(reported, absent, alone)
 
     def _others(self, role: Role) -> list[str]:
         """Return the names of the other members."""
         return [name for name in role.members.names if name != self.settings.name]
 
-    def _reported(self, name: str) -> int:
-        peer = self.peers.others.get(name)
-        return 0 if peer is None else peer.reported
-
-    def _last_heard(self, name: str) -> float:
-        """Return when the member *name* sent its last message or, without one, when this leader first saw its name."""
-        since, peer = self._since[name], self.peers.others.get(name)
-        return since if peer is None else max(since, peer.heard)
-
     def _cannot_begin(self, name: str) -> bool:
         """Return whether a member confirms nothing, because the shared log does not begin with a checkpoint."""
-        peer = self.peers.others.get(name)
-        return peer is not None and peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
+        peer = self.peers.last_of(name)
+        return peer.heard > self._begun_well + LATE and peer.applied < self._begins - 1
 
     def is_due(self, now: float) -> bool:
         """Return whether to measure the shared log now; if so, the next measurement is due after an interval."""
@@ -141,7 +133,7 @@ class Trimmer:
                 who=late,
             )
         first = role.checkpoints[0] if role.checkpoints else 0
-        confirmed = any(self._reported(name) >= first for name in self._others(role))
+        confirmed = len(self._unconfirmed(role, first)) < len(self._others(role))
         if size <= limit or confirmed:
             return ""
         return f"the shared log has {shown_size(size)}, more than log-limit, and {late}"
@@ -156,10 +148,14 @@ class Trimmer:
             )
         self._begins = begins
 
+    def _unconfirmed(self, role: Role, number: int) -> list[str]:
+        """Return the other members that have not reported entry *number* as on disk."""
+        return [name for name in self._others(role) if self.peers.last_of(name).reported < number]
+
     def _late(self, role: Role) -> str:
         """Describe for people which servers do not confirm entries."""
         first = role.checkpoints[0] if role.checkpoints else 1
-        late = [name for name in self._others(role) if self._reported(name) < first]
+        late = self._unconfirmed(role, first)
         places = role.members.places
         if late:
             return f"{', '.join(map(repr, late))} {'does' if len(late) == 1 else 'do'} not confirm what it has"

@@ -12,7 +12,7 @@ This module does not import Twisted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class SourceBehind(JournalError):
 class Backup:
     """A backup: copies the journal *source* into *replica*, which is open.
 
+    :ivar others: further places with the same journal, which are used in turn while *source* is not reachable
     :ivar mirror: whether to delete segments that the source has deleted
     :ivar subscription: name of the subscription to the source's files; None: there is none
     :ivar vouches: whether the copy is a backup or a standby, for whose end its file END vouches
@@ -83,6 +84,7 @@ class Backup:
     accept_unknown_end: bool = False
     progress: Progress = attrs.field(default=lambda done, total: None)
     seconds: Callable[[], float] = time.monotonic
+    others: Sequence[Place] = ()
     mark: int = attrs.field(default=0, init=False)
     looked: float = attrs.field(default=float("-inf"), init=False)
     _compared: bool = attrs.field(default=False, init=False)  #: the source was found to continue the backup
@@ -101,6 +103,16 @@ class Backup:
         :raises JournalError: the source is another journal, or the backup cannot be written
         :raises JournalFull: the backup's disk is full
         """
+        for _ in self.others:
+            try:
+                self._try_to_run()
+                return
+            except (JournalUnreachable, SourceBehind):
+                self.source, self.others = self.others[0], (*self.others[1:], self.source)
+                self._compared = False
+        self._try_to_run()
+
+    def _try_to_run(self) -> None:
         for _ in range(TRIES):
             try:
                 self._run()

@@ -47,7 +47,7 @@ class Lag:
 
 @attrs.define(eq=False)
 class Standby:
-    """A standby that follows the journal at *url* by means of the backup *copying*.
+    """A standby that follows the source of the backup *copying*.
 
     The time is that of the backup's clock.
 
@@ -55,11 +55,11 @@ class Standby:
     :ivar sleep: waits for so many seconds
     """
 
-    url: str
     copying: Backup
     observe: Callable[[Lag], object] = attrs.field(default=lambda lag: None)
     sleep: Callable[[float], object] = time.sleep
     _began: float = attrs.field(init=False)
+    _noted: str = attrs.field(default="", init=False)  #: the source that the directory names
 
     def __attrs_post_init__(self) -> None:
         self._began = self.copying.seconds()
@@ -82,7 +82,7 @@ class Standby:
         if is_empty(directory):
             self._note()
         run()
-        if self.copying.reachable and followed(directory) != self.url:
+        if self.copying.reachable:
             self._note()
         self.observe(self.lag)
 
@@ -90,14 +90,18 @@ class Standby:
         """Copy new bytes again and again, until an exception such as KeyboardInterrupt; see :meth:`.Backup.follow`."""
 
         def sleep(seconds: float) -> None:
+            if self.copying.reachable:
+                self._note()
             self.observe(self.lag)
             self.sleep(seconds)
 
         self.copying.follow(every, say, sleep)
 
     def _note(self) -> None:
-        replica = self.copying.replica
-        replica.files.store(replica.directory / STANDBY, f"{self.url}\n".encode())
+        replica, url = self.copying.replica, str(self.copying.source)
+        if url != self._noted:
+            self._noted = url
+            replica.files.store(replica.directory / STANDBY, f"{url}\n".encode())
 
 
 def promote(directory: Path, files: Files) -> Branch:

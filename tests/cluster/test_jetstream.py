@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,12 +18,12 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
+from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.jetstream import JetStreamLog, judge, refusal
 from fyrehose.cluster.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.cluster.stream import subject_of
 from fyrehose.errors import ConfigError
-from fyrehose.testing.nats import NatsNodes, program
 
 live = [
     pytest.mark.live,
@@ -72,6 +74,16 @@ async def patiently(ask: Callable[[], Deferred[Any]]) -> Any:
             return await ask()
         except Unavailable:
             await deferLater(reactor, 0.2)
+
+
+async def until_unavailable(log: JetStreamLog) -> None:
+    """Ask for the extent of *log* until there is no answer.
+
+    :raises Unavailable: always
+    """
+    while True:
+        await log.extent()
+        await deferLater(reactor, 0.2)
 
 
 class TestWithRealServers:
@@ -210,6 +222,26 @@ class TestWithRealServers:
 
         return run(test)
 
+    @pytest.mark.slow
+    def test_a_request_ends_when_another_nats_server_leads_the_stream(self, run: Run, nodes: NatsNodes) -> Any:
+        async def test(log: JetStreamLog) -> None:
+            assert await patiently(lambda: log.append(takeover(), 0)) == 1
+            leads = next(int(node.name[1:]) for node in (await patiently(log.extent)).nodes if node.leads)
+            others = [url for node, url in enumerate(nodes.urls) if node != leads]
+            waits = JetStreamLog(reactor, others, log.name, timeout=200.0)
+            await patiently(lambda: waits.open(lambda message: None))
+            pid = nodes.pid(leads)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(Unavailable, match="another NATS server leads the stream"):
+                    await waits.append(data(0), 1)
+                assert await patiently(lambda: waits.append(data(0), 1)) == 2
+            finally:
+                os.kill(pid, signal.SIGCONT)
+                await waits.close()
+
+        return run(test)
+
     def test_a_server_is_found_while_its_process_is_connected(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             other, writer = JetStreamLog(reactor, nodes.urls, log.name), EntryWriter("a", 7)
@@ -266,6 +298,48 @@ class TestWithRealServers:
                 await log.open(lambda message: None)
 
         return run(test)
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
+def test_a_stream_leader_that_hears_no_other_server_is_asked_to_hand_over_and_left(tmp_path: Path, torture: Any) -> Any:
+    nodes = NatsNodes(tmp_path)
+    routes = torture("cluster_proxy").Routes(nodes.routes)
+    routes.start()
+    nodes.proxies = routes.ports
+    log = JetStreamLog(reactor, nodes.urls, "x", limit=64 << 20)
+
+    async def test() -> None:
+        await patiently(lambda: log.open(lambda message: None))
+        assert await patiently(lambda: log.append(takeover(), 0)) == 1
+        leads = next(int(node.name[1:]) for node in (await log.extent()).nodes if node.leads)
+        leader = nodes.urls[leads].removeprefix("nats://")
+        while log.connected_to != leader:
+            await log.close()
+            await patiently(lambda: log.open(lambda message: None))
+        with socket.create_connection(("127.0.0.1", nodes.ports[leads]), timeout=60) as spy:
+            spy.sendall(b"CONNECT {}\r\nSUB $JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x 1\r\nPING\r\n")
+            said = spy.recv(65536)
+            while b"PONG" not in said:
+                said += spy.recv(65536)
+            routes.cut(leads, ["deaf"])
+            with pytest.raises(Unavailable, match=f"the stream's leader, n{leads}, has heard no majority for"):
+                await until_unavailable(log)
+            assert spy.recv(65536).startswith(b"MSG $JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x 1 0")
+        assert await patiently(lambda: log.append(data(0), 1)) == 2
+        assert log.connected_to != leader
+
+    async def whole() -> None:
+        try:
+            with nodes:
+                await test()
+        finally:
+            await log.close()
+            routes.stop()
+
+    return Deferred.fromCoroutine(whole())
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> Any:

@@ -537,6 +537,27 @@ def test_subscriptions_and_keys_continue_at_the_next_leader(cluster: Cluster) ->
     cluster.run(10, until=lambda: old.role is State.FOLLOWER)
 
 
+def test_a_follower_answers_no_repeated_key_before_the_leader_has_acknowledged_it(cluster: Cluster) -> None:
+    """The leader says that its readers find everything that was acknowledged."""
+    leader = cluster.elect("abc")
+    leader.publish(b"first")
+    cluster.run(10)  # until the list of members and a checkpoint are appended
+    cluster.hub.queues[leader.name] = 1.9  # so the answer to its append reaches the leader late
+    answers: list[Any] = []
+    leader.broker.publish([Run.of("s", [b"x"], source="t")], key="key").addCallback(answers.append)
+    (follower, _) = (server for server in cluster.servers.values() if server is not leader)
+    cluster.run(1.8, until=lambda: follower.journal.bounds("s") == (1, 2))
+    assert (follower.journal.bounds("s"), leader.journal.bounds("s"), answers) == ((1, 2), (1, 1), [])
+    repeated: list[Any] = []
+    again = follower.broker.publish([Run.of("s", [b"x"], source="t")], key="key")
+    again.addErrback(lambda failure: type(failure.value)).addCallback(repeated.append)
+    cluster.run(0.1)
+    assert repeated == [Following]
+    cluster.hub.queues.clear()
+    cluster.settle()
+    assert answers == [(2,)]
+
+
 def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of thousands of publishes take seconds to read, and another server takes over from one that is silent."""
     old = cluster.elect("abc")
@@ -952,6 +973,19 @@ def test_a_server_continues_after_outdated_answers_for_some_seconds(cluster: Clu
     for server in cluster.servers.values():
         assert server.role in (State.LEADER, State.FOLLOWER)
         assert server.read() == [b"x", b"y"]
+
+
+def test_a_follower_whose_reads_wait_goes_on_asking_for_the_extent(cluster: Cluster) -> None:
+    """The answer shows whether the NATS server that leads the stream is cut off, and another one may answer reads."""
+    leader = cluster.elect("abc")
+    leader.publish(b"x")
+    cluster.settle()
+    cluster.hub.answers_reads = False
+    cluster.run(1)
+    asked = dict(cluster.hub.extents)
+    cluster.run(1)
+    for name in cluster.servers.keys() - {leader.name}:
+        assert cluster.hub.extents[name] >= asked[name] + 2
 
 
 def empty(cluster: Cluster, leader: Server, *payloads: bytes) -> None:

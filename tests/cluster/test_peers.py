@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.cluster.entries import EntryWriter
-from fyrehose.cluster.peers import MAX_MESSAGE, MOST_PEERS, Peers
-from fyrehose.cluster.role import Role
+from fyrehose.cluster.peers import DRIFT, MAX_MESSAGE, MOST_PEERS, ClusterPeer, Peers
+from fyrehose.cluster.role import Append, Role
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
 
@@ -26,11 +29,20 @@ def test_a_server_is_described_by_its_last_message() -> None:
     heard = here.hear(said(there, position=7), 12.0)
     assert heard is not None
     assert not heard.leads
-    assert here.address_of("b") == "b:1"
-    assert here.position_of("b") == 7
-    assert (here.address_of("c"), here.address_of(None), here.position_of("c")) == ("", "", 0)
+    assert (here.last_of("b").address, here.last_of("b").position) == ("b:1", 7)
+    assert (here.last_of("c").address, here.last_of("").heard, here.last_of("c").position) == ("", -inf, 0)
     assert [peer.name for peer in here.heard_since(11.0)] == ["b"]
     assert not here.heard_since(12.0)
+
+
+def test_message_without_further_fields_says_nothing_more() -> None:
+    """A server of another version sends fewer fields; it has neither records nor wishes."""
+    here = peers("a")
+    heard = here.hear(b'{"name": "b", "incarnation": 5, "epoch": 1, "state": "follower"}', 1.0)
+    assert heard == ClusterPeer(heard=1.0, name="b", incarnation=5, state="follower", epoch=1)
+    assert (heard.position, heard.reported, heard.applied, heard.end, heard.leaving) == (0, 0, 0, 0, False)
+    assert {heard.address, heard.journal, heard.successor, heard.unfit} == {""}
+    assert heard.answer_to(here.writer) == inf
 
 
 def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arrives_later() -> None:
@@ -94,3 +106,31 @@ def test_messages_that_are_too_large_or_have_no_name_of_a_server_are_ignored() -
     for changed in ({"name": "b" * 1000}, {"name": "b\n"}, {"name": 7}, {"journal": "x" * MAX_MESSAGE}):
         assert here.hear(json.dumps({**message, **changed}).encode(), 1.0) is None
     assert not here.others
+
+
+moments = st.integers(0, 1000).map(lambda tenths: tenths / 10)
+
+
+@given(asked=moments, way=st.integers(0, 50), confirmed=moments, late=moments, ours=moments, theirs=moments)
+def test_age_that_a_leader_answers_is_never_less_than_the_true_one(
+    asked: float, way: int, confirmed: float, late: float, ours: float, theirs: float
+) -> None:
+    """The clocks of both servers differ by any time; the follower's question takes *way* tenths to the leader."""
+    follower, leader = peers("f", 1), peers("l", 2)
+    heard = asked + way / 10
+    leader.hear(follower.pack(Role(follower.writer, 0), False, now=asked + ours), heard + theirs)
+    role = Role(leader.writer, 0)
+    assert role.take_over(0)
+    (append,) = [action for action in role.take() if isinstance(action, Append)]
+    role.accepted(append.entry, 1)
+    now = max(heard, confirmed) + late
+    for proven in (confirmed + theirs, -inf):
+        message = leader.pack(role, False, confirmed=proven, now=now + theirs)
+        said = follower.hear(message, now + ours)
+        assert said is not None
+        answer, truth = said.answer_to(follower.writer), (confirmed + ours if proven > -inf else -inf)
+        if proven == -inf:
+            assert answer == inf, "the leader knows nothing yet"
+            continue
+        assert answer <= truth + 1e-6, f"records up to {truth} are known, and {answer} is answered"
+        assert answer >= truth - way / 10 - DRIFT * abs(confirmed - heard) - 1e-6, "the age is exaggerated"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from random import Random
 
 import attrs
+import pytest
 
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.members import Members
@@ -672,3 +674,117 @@ def test_a_follower_reports_what_is_on_disk_also_after_a_power_cut() -> None:
     assert role.reported == 2
     role.noted(6)
     assert role.reported == 3
+
+
+class Unsafe:
+    """A leader and a follower around a log that takes appends in any order, and loses some or their answers.
+
+    :ivar entries: the entries of the log
+    :ivar sent: the bytes that the leader was given
+    :ivar wrote: the bytes that the follower has written
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.dice = Random(seed)
+        self.leader, self.follower = leader(window=self.dice.choice([1, 3, 8]), most=100), Role(OTHER, 0)
+        self.entries = [takeover(1, 0, ME, FOUNDED)]
+        self.appends: list[Append] = []
+        self.asked: list[int] = []
+        self.sent = self.wrote = b""
+        self.branches: Counter[str] = Counter()
+
+    def act(self) -> None:
+        """Take the actions of both roles."""
+        for action in self.leader.take():
+            if isinstance(action, Append):
+                self.appends.append(action)
+            elif isinstance(action, LookAt):
+                self.asked.append(action.number)
+            else:
+                assert isinstance(action, Listed), f"nobody else writes, and the leader decides on {action}"
+        for action in self.follower.take():
+            if isinstance(action, Write):
+                assert action.position == len(self.wrote)
+                self.wrote += action.data
+            else:
+                assert isinstance(action, Listed), f"the follower decides on {action}"
+
+    def append(self) -> None:
+        sizes = [self.dice.choice([1, 30, 99, 100, 101, 250]) for _ in range(self.dice.randint(1, 3))]
+        batches = [self.dice.randbytes(size) for size in sizes]
+        self.leader.append(len(self.sent), whole(*batches))
+        self.sent += b"".join(batches)
+
+    def note(self) -> None:
+        """Append an entry without data, which goes before the data that waits, but never into a batch."""
+        within = bool(self.leader.inflight) and self.leader.inflight[-1].entry.part
+        if self.dice.random() < 0.7:
+            added = self.leader.add_checkpoint()
+        else:
+            members = self.leader.members
+            added = self.leader.change_members(attrs.evolve(members, version=members.version + 1))
+        self.branches["an entry within a batch"] += added and within
+
+    def deliver(self) -> None:
+        if not self.appends:
+            return
+        append = self.appends.pop(self.dice.randrange(len(self.appends)))
+        if self.dice.random() < 0.1:
+            self.branches["a lost append"] += 1
+            return
+        if append.expect == len(self.entries):
+            self.entries.append(append.entry)
+        elif self.entries[append.expect : append.expect + 1] != [append.entry]:
+            self.branches["an append out of order"] += 1
+            self.leader.refused(append.entry, len(self.entries), append.since)
+            return
+        if self.dice.random() < 0.1:
+            self.branches["a lost answer"] += 1
+        else:
+            self.leader.accepted(append.entry, append.expect + 1)
+
+    def look(self) -> None:
+        if self.asked:
+            number = self.asked.pop()
+            self.leader.found(number, self.entries[number - 1])
+
+    def read(self) -> None:
+        while self.follower.applied < len(self.entries):
+            self.follower.read(self.follower.applied + 1, self.entries[self.follower.applied])
+
+    def step(self) -> None:
+        often = [self.append, self.append, self.note, self.deliver, self.deliver, self.deliver, self.look, self.read]
+        (self.leader.repeat if self.dice.random() < 0.05 else self.dice.choice(often))()
+        self.act()
+        assert self.leader.state is State.LEADER, "no other server has written to the log"
+        assert self.wrote == self.sent[: len(self.wrote)]
+        assert self.leader.position <= len(self.sent)
+
+    def finish(self) -> None:
+        """Let everything arrive."""
+        for _ in range(10_000):
+            if not self.leader.pending:
+                break
+            self.leader.repeat()
+            self.act()
+            for each in (self.deliver, self.look, self.act) * 20:
+                each()
+        self.read()
+        self.act()
+        assert (self.leader.position, self.wrote == self.sent) == (len(self.sent), True), (
+            "all of it is in the log, once"
+        )
+        assert self.follower.validity == self.leader.validity
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 10))
+def test_follower_has_every_byte_of_a_leader_whose_appends_and_answers_are_lost(seed: int) -> None:
+    branches: Counter[str] = Counter()
+    for each in range(seed, seed + 10):
+        pair = Unsafe(each)
+        for _ in range(120):
+            pair.step()
+        pair.finish()
+        branches += pair.branches
+    wanted = ("an entry within a batch", "a lost append", "an append out of order", "a lost answer")
+    assert all(branches[name] for name in wanted), f"a branch never ran: {branches}"

@@ -204,7 +204,7 @@ def test_a_follower_does_not_show_outdated_progress_of_shared_subscriptions(clus
     follower.start()
     cluster.run(1)
     sharing = follower.broker.named
-    assert sharing.listed() == []
+    assert list(sharing.listed()) == []
     with pytest.raises(Following):
         sharing.show(sharing.find("work"))
     assert [each["name"] for each in leader.broker.named.listed()] == ["work"]

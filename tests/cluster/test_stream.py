@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nats.js.api import ClusterInfo, PeerInfo
 
+from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.stream import begin_again, lacks_leader, nodes_of, stream_of, subject_of
+from fyrehose.cluster.stream import begin_again, lacks_leader, nodes_of, stream_of, subject_of, unheard
 from fyrehose.errors import FyrehoseError
-from fyrehose.testing.nats import NatsNodes, program
 from fyrehose.testing.ports import free_port
 
 FIRST = LogEntry(EntryKind.TAKEOVER, 1_800_000_000, EntryWriter("a", 7), 4096)
@@ -80,3 +82,15 @@ def test_a_description_says_which_nats_servers_store_the_stream_and_whether_one_
     assert not lacks_leader(nodes)
     assert not lacks_leader(()), "one server that is alone says nothing of this"
     assert lacks_leader(nodes_of(described("")))
+
+
+@pytest.mark.parametrize(
+    ("active", "seconds"),
+    [(None, 0.0), ((), 0.0), ((9.0,), 9.0), ((9.0, 1.0), 1.0), ((9.0, 0.5, 8.0), 8.0), ((9.0, 0.5, 3.0, 1.0), 1.0)],
+)
+def test_a_description_says_since_when_its_sender_has_heard_no_majority(
+    active: tuple[float, ...] | None, seconds: float
+) -> None:
+    replicas = [PeerInfo(name=f"n{at}", active=int(each * 1e9)) for at, each in enumerate(active or ())]
+    cluster = None if active is None else ClusterInfo(leader="n9", replicas=replicas or None)
+    assert unheard(SimpleNamespace(cluster=cluster)) == seconds

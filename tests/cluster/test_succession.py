@@ -95,6 +95,30 @@ def test_a_leader_that_is_about_to_hand_over_refuses_publishes_whatever_the_shar
     assert leader.acknowledged == [b"under way", b"accepted"]
 
 
+def test_a_leader_whose_listener_hangs_hands_over(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    leader.journal.gate.unreachable = "its listener does not answer"
+    cluster.run(2, until=lambda: leader.role is State.FOLLOWER)
+    assert cluster.elect() is not leader
+
+
+def test_a_server_that_has_much_to_replay_does_not_take_over(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    late, ready = other_than(cluster, leader)
+    late.journal.why_not_ready = lambda: "it has 9000 changes of its state to replay"
+    cluster.hub.away.add(leader.name)
+    cluster.run(5, until=lambda: ready.role is State.LEADER)
+    assert late.role is State.FOLLOWER
+    cluster.hub.away.add(ready.name)
+    cluster.run(20)
+    assert late.role is State.FOLLOWER
+    late.journal.why_not_ready = str
+    cluster.run(15, until=lambda: late.role is State.LEADER)
+    assert late.role is State.LEADER
+
+
 @pytest.mark.parametrize(
     ("trouble", "why"), [("away", "it was not heard for"), ("unfit", "it is in maintenance"), ("stranger", "not heard")]
 )
@@ -112,6 +136,19 @@ def test_a_leader_leads_on_if_the_server_that_is_asked_for_cannot(cluster: Clust
     leader.publish(b"x")
     cluster.run(1, until=lambda: bool(leader.acknowledged))
     assert leader.acknowledged == [b"x"]
+
+
+def test_a_leader_whose_successor_vanishes_meanwhile_leads_on_and_names_none(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    others = other_than(cluster, leader)
+    cluster.hub.away |= {other.name for other in others}
+    ask(cluster, ChangeKind.HAND_OVER, leader.name, others[0].name)
+    assert f'"successor": "{others[0].name}"' in answer_of(leader), "it was heard a moment ago"
+    cluster.run(5)
+    assert leader.role is State.LEADER
+    said = answer_of(leader)
+    assert ('"leaving": false' in said, '"successor": ""' in said) == (True, True), f"it leads on, and says {said}"
 
 
 def test_a_server_in_maintenance_hands_over_and_leads_only_if_no_other_can(cluster: Cluster) -> None:

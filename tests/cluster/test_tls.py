@@ -13,10 +13,10 @@ import pytest
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
+from benchmarks.nats_servers import program
 from fyrehose.cluster.jetstream import JetStreamLog
 from fyrehose.cluster.settings import ReplicationSettings, completed
 from fyrehose.errors import ConfigError
-from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_port
 from fyrehose.toml_files import Mistake, structured
 

@@ -17,13 +17,13 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
+from benchmarks.local_cluster import Cluster
+from benchmarks.nats_servers import program
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.jetstream import JetStreamLog
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.shared_log import Unavailable
 from fyrehose.server.config import read_file
-from fyrehose.testing.cluster import Cluster
-from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -58,14 +58,16 @@ def test_the_configuration_of_nats_is_valid_with_passwords_made_as_it_says(tmp_p
     assert executable is not None
     folder = ROOT / "deploy" / "cluster"
     lines = re.findall(r"^#   (.*)$", (folder / "nats-users.conf").read_text(), re.MULTILINE)
-    file = tmp_path / "passwords"
-    made = "\n".join(lines).replace("/etc/nats/passwords", str(file))
+    for each in ("nats.conf", "nats-users.conf"):
+        shutil.copy(folder / each, tmp_path)
+    made = "\n".join(lines).replace("/etc/nats", str(tmp_path))
     subprocess.run(["bash", "-euc", made], check=True)
-    assert file.stat().st_mode & 0o777 == 0o600
-    variables = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    files = [tmp_path / "passwords.conf", tmp_path / "routes.conf"]
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o640, 0o640]
+    variables = dict(line.split(": ", 1) for file in files for line in file.read_text().splitlines())
     assert len(set(variables.values())) == len(variables) == 8
-    command = [executable, "-t", "-c", str(folder / "nats.conf")]
-    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    command = [executable, "-t", "-c", str(tmp_path / "nats.conf")]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -82,13 +84,16 @@ def nats_with_tls(tmp_path: Path) -> Iterator[str]:
     (made,) = re.findall(r"^    (openssl req -x509.*?\n    done)$", PAGE, re.MULTILINE | re.DOTALL)
     subprocess.run(["bash", "-euc", made.replace("10.0.0.", "127.0.0.")], check=True, cwd=tmp_path, capture_output=True)
     client, route = (str(port) for port in free_ports(2))
-    variables = {f"PASSWORD_{name}": f"x{name}" for name in ("A", "B", "C", "STATUS", "ROUTE")}
-    variables |= {f"ROUTE_{i}": f"nats://route:xROUTE@127.0.0.{i}:{route}" for i in (1, 2, 3)}
+    passwords = "".join(f'PASSWORD_{name}: "x{name}"\n' for name in ("A", "B", "C", "STATUS"))
+    routes = 'PASSWORD_ROUTE: "xROUTE"\n'
+    routes += "".join(f'ROUTE_{i}: "nats://route:xROUTE@127.0.0.{i}:{route}"\n' for i in (1, 2, 3))
     processes = []
     for i in (1, 2, 3):
         folder = tmp_path / f"n{i}"
         folder.mkdir()
         shutil.copy(DEPLOY / "nats-users.conf", folder)
+        (folder / "passwords.conf").write_text(passwords)
+        (folder / "routes.conf").write_text(routes)
         text = with_tls((DEPLOY / "nats.conf").read_text()).replace("n1", f"n{i}").replace("10.0.0.1", f"127.0.0.{i}")
         text = text.replace("4222", client).replace("6222", route).replace("/var/lib/nats", str(folder / "store"))
         for name, file in (("cert", f"cert-{i}.pem"), ("key", f"key-{i}.pem"), ("ca", "ca.pem")):
@@ -96,7 +101,7 @@ def nats_with_tls(tmp_path: Path) -> Iterator[str]:
         (folder / "nats.conf").write_text(text)
         with (folder / "log").open("wb") as log:
             command = [executable, "-c", str(folder / "nats.conf")]
-            processes.append(subprocess.Popen(command, stderr=log, env={**os.environ, **variables}))
+            processes.append(subprocess.Popen(command, stderr=log))
     yield f"127.0.0.1:{client}"
     for process in processes:
         process.kill()

@@ -75,7 +75,7 @@ def test_the_units_of_a_standby_run_valid_commands_as_the_user_of_the_server() -
     options = journal_follow.make_context("follow", follow["ExecStart"].split()[3:]).params
     served = journal_serve.make_context("serve", serve["ExecStart"].replace(directory, str(DEPLOY)).split()[3:]).params
     assert (str(options["directory"]), serve["ExecStart"].split()[3]) == (directory, directory)
-    assert options["url"] == f"http://{served['place']}"
+    assert options["urls"] == (f"http://{served['place']}",)
     assert options["token_file"] == served["token_file"] == "${CREDENTIALS_DIRECTORY}/token"
     for found in (follow, serve):
         assert (found["DynamicUser"], found["User"]) == ("yes", "fyrehose")

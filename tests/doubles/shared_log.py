@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -53,8 +54,11 @@ class Hub:
     answers: bool | None = None
     #: the answer to the question for the extent of the log; None: the truth
     outdated: EntryRange | None = None
-    #: whether that question is answered, and whether what servers say to each other arrives
+    #: how often each server has asked it
+    extents: Counter[str] = attrs.field(factory=Counter)
+    #: whether that question is answered, whether reads are, and whether what servers say to each other arrives
     tells_extent: bool = True
+    answers_reads: bool = True
     hears_others: bool = True
 
     def log(self, name: str) -> MemoryLog:
@@ -116,10 +120,11 @@ class MemoryLog:
 
     def extent(self) -> Deferred[EntryRange]:
         hub = self.hub
+        hub.extents[self.name] += 1
         return self._ask(lambda: hub.outdated or EntryRange(hub.first, len(hub.entries), hub.size), hub.tells_extent)
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
-        return self._ask(lambda: self.hub.read(number, most))
+        return self._ask(lambda: self.hub.read(number, most), self.hub.answers_reads)
 
     def purge(self, number: int) -> Deferred[None]:
         return self._ask(lambda: self.hub.purge(number))

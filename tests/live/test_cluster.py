@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
-from fyrehose.cli.cluster.commands import settings_of, survey
+from benchmarks.local_cluster import Cluster, ClusterServer
+from benchmarks.nats_servers import program
+from fyrehose.cli.cluster.commands import settings_of
+from fyrehose.cli.cluster.survey import survey
 from fyrehose.journal import scan
 from fyrehose.offline.verify import verify
-from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import program
 
 pytestmark = [
     pytest.mark.live,

@@ -19,13 +19,14 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from benchmarks.local_cluster import Cluster, ClusterServer
+from benchmarks.nats_servers import program
 from fyrehose.net import AnyServer
 from fyrehose.net.clients import ClientTarget
 from fyrehose.plugins import load
-from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import program
+from fyrehose.testing.ports import free_ports
 from tests.live.test_cluster import PATIENCE, leader_of, publish
-from tests.live.test_restore import CLIENT, distant_ports
+from tests.live.test_restore import CLIENT
 
 pytestmark = [
     pytest.mark.live,
@@ -90,7 +91,7 @@ class Running:
     def __init__(self, directory: Path) -> None:
         self.cluster = Cluster(directory)
         self.directory = directory
-        ports = iter(distant_ports(9))
+        ports = iter(free_ports(9, 3))
         #: the ports of each server, by protocol
         self.ports: dict[str, dict[str, int]] = {}
         for name, server in self.cluster.servers.items():

@@ -17,8 +17,8 @@ from typing import Any
 import attrs
 import pytest
 
-from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import program
+from benchmarks.local_cluster import Cluster, ClusterServer
+from benchmarks.nats_servers import program
 from fyrehose.testing.ports import free_ports
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, shared_log, wait_until_identical
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.local_cluster import Cluster, ClusterServer
+from benchmarks.nats_servers import program
 from fyrehose.offline.verify import verify
-from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, shared_log, wait_until_identical
 
@@ -157,7 +157,10 @@ def test_a_lost_machine_is_filled_by_hand_with_a_backup(cluster: Cluster) -> Non
     published: list[bytes] = []
     lost, leader = follower_without_disk(cluster, published)
     port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
-    for line in commands("fyrehose journal restore", lost.directory / "x", **{"10.0.0.1:8120": f"127.0.0.1:{port}"}):
+    token = lost.directory.parent / "token"  # this listener asks for none
+    token.write_text("0123456789abcdef\n")
+    values = {"10.0.0.1:8120": f"127.0.0.1:{port}", "/etc/fyrehose/token": str(token)}
+    for line in commands("fyrehose journal restore", lost.directory / "x", **values):
         subprocess.run(command(line), check=True, timeout=60)
     replace(lost)
     lost.start()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.testing.nats import NatsNodes, program
+from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.testing.ports import free_ports
 
 pytestmark = [

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.cli.cluster.commands import leading, survey
+from benchmarks.local_cluster import Cluster
+from benchmarks.nats_servers import program
+from fyrehose.cli.cluster.survey import leading, survey
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.testing.cluster import Cluster
-from fyrehose.testing.nats import program
 from tests.live.test_cluster import PATIENCE, check, leader_of, publish
 from tests.live.test_nats_users import SERVER_SENDS, USERS, refusals
 

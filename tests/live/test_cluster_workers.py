@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fyrehose.testing.cluster import Cluster
-from fyrehose.testing.nats import program
+from benchmarks.local_cluster import Cluster
+from benchmarks.nats_servers import program
 
 pytestmark = [
     pytest.mark.live,

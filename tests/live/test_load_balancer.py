@@ -16,9 +16,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from benchmarks.local_cluster import Cluster
+from benchmarks.nats_servers import program
 from fyrehose.testing.certificates import Authority
-from fyrehose.testing.cluster import Cluster
-from fyrehose.testing.nats import program
 from fyrehose.testing.ports import free_ports
 from tests.live.test_cluster import PATIENCE
 
@@ -68,8 +68,7 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
         server.more += f'[option.admin]\ntls-certificate = "{issued.certificate}"\ntls-key = "{issued.key}"\n\n'
     (tmp_path / "page.pem").write_text(Path(issued.certificate).read_text() + Path(issued.key).read_text())
     shutil.copy(authority.certificate, tmp_path / "fyrehose-ca.pem")
-    taken = [port for server in cluster.servers.values() for port in server.ports]
-    ports = free_ports(3, (*taken, *cluster.nats.ports, *cluster.nats.routes))
+    ports = free_ports(3)
     text = CONFIG.read_text().replace("/etc/haproxy/", f"{tmp_path}/").replace(" port 8118 ", " ")
     for old, new in zip((8117, 8127, 8118), ports, strict=True):
         text = re.sub(rf"bind :{old}\b", f"bind 127.0.0.1:{new}", text)

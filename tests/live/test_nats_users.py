@@ -14,14 +14,14 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
-from fyrehose.cli.cluster.commands import survey
+from benchmarks.nats_servers import NatsNodes, program
+from fyrehose.cli.cluster.survey import survey
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.jetstream import JetStreamLog
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.shared_log import EntryRange, Unavailable
 from fyrehose.cluster.stream import begin_again
 from fyrehose.errors import ConfigError, FyrehoseError
-from fyrehose.testing.nats import NatsNodes, program
 
 USERS = Path(__file__).parents[2] / "deploy" / "cluster" / "nats-users.conf"
 NAMES = ("a", "b", "c", "status", "route")
@@ -129,7 +129,7 @@ SERVER_SENDS = [found.replace("*", "a") for found in re.findall(r'^  "(\S+)"$', 
 
 
 def test_the_nats_user_for_the_status_may_send_nothing_to_servers(nodes: NatsNodes) -> None:
-    assert len(SERVER_SENDS) == 9
+    assert len(SERVER_SENDS) == 10
     only_asked = "$JS.API.STREAM.INFO.FYREHOSE_fyrehose"
     subjects = [*SERVER_SENDS, "$JS.API.STREAM.UPDATE.FYREHOSE_fyrehose", "$JS.API.STREAM.LIST", "x"]
     said = asyncio.run(refusals(nodes.urls[0], subjects, b"{}", len(subjects) - 1))

@@ -358,6 +358,28 @@ def test_a_subscription_of_a_pattern_says_how_many_streams_it_reads(page: Page) 
     assert page.errors() == []
 
 
+def test_the_page_lists_forwarders_and_what_is_wrong_with_them(page: Page) -> None:
+    page.post("forwarded", b"x")
+    report = {"to": "elasticsearch <b>:9200", "rate": 12.5, "delivered": 7, "retries": 2, "dead": 1, "lost": 0}
+    fields = {**report, "problem": "", "error": "status 503: busy", "error_ago": 90}
+
+    def tell(**changed: Any) -> None:
+        body = json.dumps(fields | changed).encode()
+        request = urllib.request.Request(f"{page.http}/subscriptions/f1/report", data=body, method="POST")
+        urllib.request.urlopen(request, timeout=PATIENCE).close()
+
+    with urllib.request.urlopen(f"{page.http}/streams/forwarded/live?subscription=f1&from=1", timeout=PATIENCE):
+        tell()
+        page.until(lambda: page.cell("#forwarders", "f1", "state") == "delivers")
+        values = {"to": "elasticsearch <b>:9200", "behind": "1", "delivered/s": "13", "delivered": "7", "dead": "1"}
+        assert {column: page.cell("#forwarders", "f1", column) for column in values} == values
+        assert page.cell("#forwarders", "f1", "last error").endswith("1 min ago: status 503: busy")
+        tell(problem="status 503: busy")
+        page.until(lambda: page.cell("#forwarders", "f1", "state") == "status 503: busy")
+    page.until(lambda: page.cell("#forwarders", "f1", "state").startswith("not running, last heard "))
+    assert page.errors() == []
+
+
 def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
     page.lumberjack(5)
     page.until(lambda: page.rows("#streams"))
@@ -391,6 +413,7 @@ def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
 CLUSTER = {
     "leader": "a",
     "summary": "a leads, epoch 7",
+    "log": {"copies": 1, "replicas": 3, "problem": "", "remedy": ""},
     "members": [
         {"name": "a", "role": "leader", "address": "10.0.0.1:8117", "alive": True, "heard": 0, "behind": 0},
         {"name": "b", "role": "follower", "address": "10.0.0.2:8117", "alive": True, "heard": 0.1, "behind": 1234},
@@ -448,6 +471,19 @@ def test_the_page_shows_a_cluster_as_a_picture_and_in_words(still: Page) -> None
     show_cluster(page, {**CLUSTER, "leader": "", "nats": []})
     assert page.find("#cluster .name").get_attribute("textContent").startswith("no leader")
     assert page.browser.title != "broken into"
+    assert page.errors() == []
+
+
+def test_the_picture_of_a_cluster_says_that_nats_does_not_answer(still: Page) -> None:
+    page = still
+    lost = {"copies": 0, "replicas": 3, "problem": "NATS has not answered for 12 s", "remedy": "start NATS servers"}
+    show_cluster(page, {**CLUSTER, "log": lost})
+    titles = [
+        each.get_attribute("textContent") for each in page.browser.find_elements("css selector", "#cluster title")
+    ]
+    assert [title for title in titles if "NATS" in title] == [f"n{number}, no answer, NATS" for number in (1, 2, 3)]
+    assert "n1, no answer; n2, no answer; n3, no answer" in page.find("#cluster").accessible_name
+    assert len(page.browser.find_elements("css selector", "#cluster .node.lost")) == 4
     assert page.errors() == []
 
 

@@ -127,7 +127,7 @@ def pairs() -> Any:
 
 @pytest_twisted.ensureDeferred
 async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_path: Path, pairs: list[Pair]) -> None:
-    ports = dict(zip(("http", "figg", "relink", "lumberjack", "backbone", "eventbus"), distant_ports(6), strict=True))
+    ports = dict(zip(("http", "figg", "relink", "lumberjack", "backbone", "eventbus"), free_ports(6, 3), strict=True))
     listen = [
         f"{name}={'udp' if name == 'backbone' else 'tcp'}:{port}:interface=127.0.0.1" for name, port in ports.items()
     ]
@@ -328,18 +328,3 @@ WHEN = ("before", "lost", "meanwhile", "after")
 
 def counts(pairs: Sequence[Pair]) -> list[object]:
     return [(pair.name, {when: len(pair.heard(when)) for when in WHEN}, pair.missing) for pair in pairs]
-
-
-def distant_ports(count: int) -> list[int]:
-    """Return ports of which each has two free ones behind it, as the event bus needs them."""
-
-    def found() -> Iterator[int]:
-        taken: set[int] = set()
-        while True:
-            (port,) = free_ports(1, taken)
-            if not taken & {port, port + 1, port + 2}:
-                taken |= {port, port + 1, port + 2}
-                yield port
-
-    ports = found()
-    return [next(ports) for _ in range(count)]

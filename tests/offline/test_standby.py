@@ -48,7 +48,7 @@ def follow(source: Path, target: Path, files: Files | None = None) -> Lag:
     """Catch up with a source once; return the lag."""
     with Replica(target, files or Files()) as replica:
         copying = Backup(Directory(source), replica, mirror=True)
-        standby = Standby(URL, copying)
+        standby = Standby(copying)
         standby.catch_up(copying.run)
         return standby.lag
 
@@ -83,15 +83,16 @@ class TestFollowing:
     ) -> None:
         assert is_same_log(source.directory, standby)
         assert verify(standby).problems == []
-        with pytest.raises(ConfigError, match=f"is a standby, which follows {URL}.* run `fyrehose journal promote`"):
+        with pytest.raises(ConfigError, match=r"is a standby, which follows .* run `fyrehose journal promote`"):
             open_journal(directory=standby)
+        assert followed(standby) == str(Directory(source.directory))
 
     def test_directory_is_marked_before_the_first_byte_is_copied(self, source: Any, tmp_path: Path) -> None:
         target, seen = tmp_path / "b", []
         with Replica(target, Files()) as replica:
             copying = Backup(Directory(source.directory), replica)
-            Standby(URL, copying).catch_up(lambda: seen.append(followed(target)))
-        assert seen == [URL]
+            Standby(copying).catch_up(lambda: seen.append(followed(target)))
+        assert seen == [str(Directory(source.directory))]
 
     def test_directory_with_another_journal_is_not_marked(self, source: Any, open_journal: Opener) -> None:
         source.close()
@@ -108,7 +109,7 @@ class TestFollowing:
             Backup(Directory(source.directory), replica).run()
         fill(source, 5)
         follow(source.directory, tmp_path / "b")
-        assert followed(tmp_path / "b") == URL
+        assert followed(tmp_path / "b") == str(Directory(source.directory))
         assert is_same_log(source.directory, tmp_path / "b")
 
     def test_the_lag_is_measured_when_the_source_answers(self, source: Any, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ class TestFollowing:
         said: list[str] = []
         with Replica(tmp_path / "b", Files()) as replica:
             copying = Backup(Directory(source.directory), replica, seconds=lambda: now[0])
-            standby = Standby(URL, copying, lags.append, lambda seconds: steps.pop(0)())
+            standby = Standby(copying, lags.append, lambda seconds: steps.pop(0)())
             assert standby.lag == Lag(0, 0, True)
             standby.catch_up(copying.run)
             with pytest.raises(KeyboardInterrupt):
@@ -142,6 +143,24 @@ class TestFollowing:
             (0, 30, False),
         ]
         assert len(said) == 1, "a source that is away is reported once"
+
+    def test_the_next_source_is_used_while_one_is_away(self, source: Any, tmp_path: Path) -> None:
+        source.close()
+        here, there = tmp_path / "here", tmp_path / "there"
+        shutil.copytree(source.directory, here)
+        shutil.copytree(source.directory, there)
+        target, steps = tmp_path / "b", [lambda: here.rename(tmp_path / "lost"), lambda: None]
+        said: list[str] = []
+        with Replica(target, Files()) as replica:
+            copying = Backup(Directory(here), replica, others=[Directory(there)])
+            standby = Standby(copying, sleep=lambda seconds: steps.pop(0)())
+            standby.catch_up(copying.run)
+            assert followed(target) == str(Directory(here))
+            with pytest.raises(IndexError):
+                standby.follow(1, said.append)
+        assert followed(target) == str(Directory(there))
+        assert is_same_log(there, target)
+        assert not said, "the standby goes on without a pause"
 
     def test_pauses_grow_while_the_source_is_away(self, source: Any, tmp_path: Path) -> None:
         pauses: list[float] = []

@@ -27,9 +27,9 @@ function ofMember(member, leads) {
     kind: !member.alive ? "lost" : leads ? "leads" : "" };
 }
 
-function ofNats(node) {
-  const state = node.offline ? "offline" : node.leads ? "leads the shared log" : node.current ? "current" : `${count(node.lag)} entries behind`;
-  return { name: visible(node.name), state, detail: "NATS", lack: "", kind: node.offline ? "lost" : "" };
+function ofNats(node, answers) {
+  const state = !answers ? "no answer" : node.offline ? "offline" : node.leads ? "leads the shared log" : node.current ? "current" : `${count(node.lag)} entries behind`;
+  return { name: visible(node.name), state, detail: "NATS", lack: "", kind: !answers || node.offline ? "lost" : "" };
 }
 
 // What the picture shows: the leader, or a note that there is none; the NATS servers; all other servers.
@@ -37,7 +37,7 @@ function parts(cluster) {
   const leads = (member) => member.role === "leader" && member.alive && member.name === cluster.leader;
   const leaders = cluster.members.filter(leads).map((each) => ofMember(each, true));
   const none = { name: "no leader", state: "publishers are refused", detail: "", lack: "", kind: "lost" };
-  const nats = cluster.nats.map(ofNats);
+  const nats = cluster.nats.map((node) => ofNats(node, cluster.log.copies > 0));
   return {
     leader: leaders[0] || none,
     nats: nats.length ? nats : [{ name: "NATS", state: "", detail: "the shared log", lack: "", kind: "" }],

@@ -13,6 +13,8 @@ const server = new Caller(location.origin + location.pathname);
 const state = { span: "5min", samples: { "5min": [], "1h": [], "24h": [] }, fetching: 0, subscription: "" };
 const number = (label, key, show = count, more = {}) => (
   { label, number: true, value: (item) => item[key], show: (item) => show(item[key]), ...more });
+const reported = (label, key, more = {}) => (
+  { label, number: true, value: (each) => each.report[key], show: (each) => count(each.report[key]), ...more });
 
 const COLUMNS = {
   protocols: [
@@ -97,8 +99,23 @@ const COLUMNS = {
     { label: "behind", number: true, value: (each) => each.lag ?? each.behind_bytes, show: (each) => (each.kind === "files" ? bytes(each.behind_bytes) : count(each.lag)),
       kind: (each) => (each.lag > 10000 ? "bad" : "") },
     { label: "oldest", number: true, title: "Age of the oldest message that is not acknowledged", value: (each) => (each.lag ? each.lag_seconds : -1),
-      show: (each) => (each.lag && each.lag_seconds ? seconds(each.lag_seconds) : "") },
+      show: oldest },
     { label: "last used", number: true, value: (each) => -each.active, show: (each) => (each.consumer ? "now" : age(Math.max(0, Date.now() / 1000 - each.active / 1e6))) },
+  ],
+  // Processes of `fyrehose forward`, as they report themselves.
+  forwarders: [
+    { label: "subscription", value: (each) => visible(each.name) },
+    { label: "reads", value: (each) => visible(each.stream) },
+    { label: "to", value: (each) => visible(String(each.report.to)) },
+    number("behind", "lag", count, { title: "Messages that are not delivered", kind: (each) => (each.lag > 10000 ? "bad" : "") }),
+    { label: "oldest", number: true, title: "Age of the oldest message that is not delivered", value: (each) => (each.lag ? each.lag_seconds : -1), show: oldest },
+    reported("delivered/s", "rate"),
+    reported("delivered", "delivered", { title: "Since the forwarder started" }),
+    reported("sent again", "retries", { title: "Batches that the destination did not confirm" }),
+    reported("dead", "dead", { title: "Messages that became dead letters", kind: (each) => (each.report.dead ? "bad" : "") }),
+    reported("lost", "lost", { title: "Messages that retention deleted before they were delivered", kind: (each) => (each.report.lost ? "bad" : "") }),
+    { label: "last error", value: (each) => visible(String(each.report.error ?? "")), show: lastError, kind: () => "text" },
+    { label: "state", value: forwarderState, kind: (each) => (forwarderState(each) === "delivers" ? "dim" : "bad text") },
   ],
   shared: [
     { label: "subscription", value: (each) => visible(each.name), show: (each) => leasesButton(each.name) },
@@ -127,6 +144,19 @@ const COLUMNS = {
     { label: "dead because of", value: (each) => visible(each.why || ""), kind: () => "bad" },
   ],
 };
+
+function oldest(each) { return each.lag && each.lag_seconds ? seconds(each.lag_seconds) : ""; }
+
+function lastError({ report }) {
+  return report.error ? `${ago(report.error_ago + report.ago)}: ${visible(String(report.error))}` : "";
+}
+
+// What a forwarder is doing.  It reports every five seconds; nothing is known of one that does not.
+function forwarderState({ consumer, report }) {
+  if (!consumer) return `not running, last heard ${ago(report.ago)}`;
+  if (report.ago > 20) return `connected, last heard ${ago(report.ago)}`;
+  return visible(String(report.problem ?? "")) || "delivers";
+}
 
 function leasesButton(name) {
   const button = element("button", visible(name));
@@ -176,6 +206,7 @@ const KEYS = {
   events: (each) => `${each.protocol} ${each.event}`,
   "last-refusals": (each) => `${each.protocol} ${each.cause} ${each.network}`,
   subscriptions: (each) => each.name,
+  forwarders: (each) => each.name,
   shared: (each) => each.name,
   leases: (each) => `${each.stream} ${each.seq}`,
 };
@@ -215,6 +246,9 @@ function showStatus(status) {
   setText("subscriptions-count", total > named.length ? `the ${count(named.length)} of ${count(total)} that are furthest behind` : "");
   const shared = named.filter((each) => each.kind === "shared");
   tables.subscriptions.show(named.filter((each) => each.kind !== "shared"));
+  const forwarders = named.filter((each) => each.report?.to !== undefined);
+  tables.forwarders.show(forwarders);
+  $("forwarders-card").hidden = !forwarders.length;
   tables.shared.show(shared);
   $("shared-card").hidden = !shared.length;
   showLeases();

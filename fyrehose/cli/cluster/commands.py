@@ -11,74 +11,33 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 import click
 
 from fyrehose.cli.client.values import DURATION, FORMAT
+from fyrehose.cli.cluster.survey import Survey, heard_in, leader_of, leading, refusal, survey, weakness
 from fyrehose.cli.console import table, terminal, write_json
 from fyrehose.cli.program import Commands
 from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange, Members, is_name
 from fyrehose.cluster.overview import parsed
-from fyrehose.cluster.peers import ClusterPeer
-from fyrehose.cluster.settings import ReplicationSettings, server_name
+from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.stream import (
-    CONNECT_TIMEOUT_S,
     connect,
-    nodes_of,
-    stream_of,
     subject_of,
 )
-from fyrehose.errors import ConfigError, FyrehoseError
+from fyrehose.errors import ConfigError, FyrehoseError, Weakened
 from fyrehose.imports import NATS
 from fyrehose.journal.format import Damage
-from fyrehose.jsontext import json_object
 from fyrehose.observe.meters import MemberStatus
 from fyrehose.options import counted
 
-#: How long the command listens, in seconds, so that each server sends several messages in that time.
-LISTEN = 1.5
-#: How long a NATS server may take to send its name to a new client, in seconds.
-REACH_S = 2.0
-#: The port of a NATS server whose address has none.
-NATS_PORT = 4222
 #: How often a request is repeated, in seconds.
 REPEAT = 0.3
 WAIT = click.option("--wait", type=DURATION, default="30s", show_default=True, help="How long to wait for the leader.")
-
-
-@attrs.frozen
-class NatsServer:
-    """A NATS server: its address, its name, and whether it answers.
-
-    :ivar address: host and port
-    """
-
-    address: str
-    alive: bool
-    name: str = ""
-    version: str = ""
-
-
-@attrs.frozen
-class Survey:
-    """The answers of a cluster: its servers, and its shared log.
-
-    :ivar servers: the last message of each server, in the order of their names
-    :ivar log: first and last number, bytes and replicas of the shared log; None if JetStream does not answer
-    :ivar nats: the NATS servers, in the order of the configuration
-    :ivar why: the error of NATS in place of an answer about the shared log
-    """
-
-    servers: list[dict[str, Any]]
-    log: dict[str, Any] | None
-    nats: list[NatsServer] = attrs.field(factory=list)
-    why: str = ""
 
 
 @click.group(
@@ -120,7 +79,7 @@ def status(settings: ReplicationSettings, form: str) -> None:
     """Show which server leads, how far behind the others are, and which are silent.
 
     The status is 1 whenever messages are refused: no server leads, the leader refuses them, or JetStream does not
-    answer.
+    answer. It is 8 if they are accepted, but fewer NATS servers than should have the whole shared log.
 
     \b
         fyrehose cluster status --config /etc/fyrehose/fyrehose.toml
@@ -133,6 +92,8 @@ def status(settings: ReplicationSettings, form: str) -> None:
         _show(found)
     if why := refusal(found):
         raise FyrehoseError(why)
+    if (log := weakness(found)).problem:
+        raise Weakened(f"the shared log is {log.problem}; {log.remedy}")
 
 
 @cluster.command()
@@ -282,11 +243,6 @@ def maintenance(settings: ReplicationSettings, server: str, end: bool, wait: flo
     click.echo(f"{name} may lead again" if end else f"{name} is in maintenance, and does not lead")
 
 
-def leading(said: dict[str, Any]) -> bool:
-    """Return whether the sender of the message *said* leads and is not about to leave the cluster."""
-    return said.get("state") == "leader" and not said.get("leaving")
-
-
 def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> ReplicationSettings:
     """Return the settings of the table [replication] of file *config*, or those that *urls* and *name* give.
 
@@ -302,99 +258,6 @@ def settings_of(config: Path | None, urls: tuple[str, ...], name: str) -> Replic
     if settings is None:
         raise ConfigError(f"{config} has no table [replication], so its server belongs to no cluster")
     return settings
-
-
-async def survey(
-    settings: ReplicationSettings, seconds: float = LISTEN, until: Callable[[dict[str, Any]], bool] = lambda said: False
-) -> Survey:
-    """Listen to the messages of a cluster's servers, and ask NATS for its shared log.
-
-    :param until: stop as soon as this returns true for a message
-    :raises FyrehoseError: no NATS server can be reached
-    """
-    from nats.errors import Error
-
-    heard: dict[str, dict[str, Any]] = {}
-    enough = asyncio.Event()
-
-    async def receive(message: Any) -> None:
-        if (said := _said(message.data)) is not None:
-            heard[server_name(said["name"])] = said
-            if until(said):
-                enough.set()
-
-    errors: list[Exception] = []
-    client = await connect(settings, errors)
-    try:
-        await client.subscribe(subject_of(settings.cluster, "say"), cb=receive)
-        log, *servers = await asyncio.gather(
-            _log(client, stream_of(settings.cluster)), *(_reach(url) for url in settings.servers)
-        )
-        with suppress(TimeoutError):
-            await asyncio.wait_for(enough.wait(), seconds)
-    finally:
-        await client.close()
-    said = [str(each) for each in errors if isinstance(each, Error)] if log is None else []
-    return Survey([heard[name] for name in sorted(heard)], log, servers, said[-1] if said else "")
-
-
-def _said(message: bytes) -> dict[str, Any] | None:
-    """Decode a message of a server of the cluster; return None for others, which anybody may publish."""
-    return None if ClusterPeer.unpack(message, 0.0) is None else json_object(message)
-
-
-async def _log(client: Any, stream: str) -> dict[str, Any] | None:
-    from nats.errors import Error
-
-    try:
-        info = await client.jetstream(timeout=CONNECT_TIMEOUT_S).stream_info(stream)
-    except (Error, OSError):
-        return None  # the caller reports that JetStream does not answer
-    return {
-        "stream": stream,
-        "first": info.state.first_seq,
-        "last": info.state.last_seq,
-        "bytes": info.state.bytes,
-        "replicas": info.config.num_replicas,
-        "nodes": [attrs.asdict(each) for each in nodes_of(info)],
-    }
-
-
-async def _reach(url: str) -> NatsServer:
-    """Read the name that the NATS server at *url* sends to each new client."""
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or NATS_PORT
-    shown = f"{host}:{port}"
-    try:
-        async with asyncio.timeout(REACH_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                line = await reader.readline()
-            finally:
-                writer.close()
-        info = json_object(line.removeprefix(b"INFO "))
-        return NatsServer(shown, True, str(info.get("server_name", "")), str(info.get("version", "")))
-    except (OSError, ValueError):  # a TimeoutError is an OSError
-        return NatsServer(shown, False)
-
-
-def leader_of(servers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last message of the leader; if several servers claim to lead, of the one that took over last."""
-    return max(filter(leading, servers), key=lambda said: int(said.get("epoch", 0)), default=None)
-
-
-def refusal(found: Survey) -> str:
-    """Return why the cluster refuses messages at present; an empty text if it accepts messages."""
-    leader = leader_of(found.servers)
-    if leader is None:
-        return "no server leads: messages are refused until one does"
-    if why := leader.get("refusal"):
-        return f"server {leader['name']} leads, and refuses messages: {why}"
-    if found.log is None:
-        return f"JetStream does not answer{f' ({found.why})' if found.why else ''}: messages wait, and are refused soon"
-    if found.log.get("nodes") and not any(node["leads"] for node in found.log["nodes"]):
-        return "no NATS server leads the shared log: messages wait, and are refused soon"
-    return ""
 
 
 def _members(found: Survey) -> list[MemberStatus]:
@@ -525,7 +388,7 @@ async def _ask(
     answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def receive(message: Any) -> None:
-        said = _said(message.data)
+        said = heard_in(message.data)
         if said is not None and (done(said) or _refused(said, change)):
             answers.put_nowait(said)
 

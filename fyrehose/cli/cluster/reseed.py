@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fyrehose.cli.cluster import commands as cluster
+from fyrehose.cli.cluster import survey as cluster
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.cluster.stream import begin_again

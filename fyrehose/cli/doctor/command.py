@@ -14,6 +14,7 @@ from rich.text import Text
 from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.client.values import DEFAULT_URL, DURATION, FORMAT
 from fyrehose.cli.console import escaped, table, terminal, write_json
+from fyrehose.cli.doctor import cluster as doctor_cluster
 from fyrehose.cli.doctor import config as doctor_config
 from fyrehose.cli.doctor import journal as doctor_journal
 from fyrehose.cli.doctor import machine as doctor_machine
@@ -113,6 +114,8 @@ def examine(
     yield from doctor_machine.disk(directory, config.journal)
     yield from doctor_journal.journal(directory, pid)
     yield from doctor_journal.backups(directory, backups, backup_age, verifying)
+    if config.replication is not None:
+        yield from doctor_cluster.cluster(config.replication)
     if pid is None and url is None:
         yield Finding(Level.NOTE, "server", "none has this journal open", str(directory))
         return

@@ -22,6 +22,7 @@ import attrs
 from fyrehose.cli.client.formats import as_json
 from fyrehose.errors import ConfigError, FyrehoseError, JournalGap, MissingExtra
 from fyrehose.imports import ARROW
+from fyrehose.journal.files import Files
 from fyrehose.offline.walk import Batch, Damaged, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.selection import Selection, bounds
@@ -140,11 +141,7 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        Files().sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--subscription", metavar="NAME", help="Named subscription: retention keeps what was not copied.")
 @click.option("--metrics", metavar="FILE|HOST:PORT", help="Metrics for Prometheus, in FILE.prom.")
 @click.option("--token-file", metavar="FILE", help="File with the token of the server at URL.")
-@click.argument("url")
+@click.argument("urls", metavar="URL...", nargs=-1, required=True)
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def follow(
     every: float,
@@ -40,13 +40,13 @@ def follow(
     subscription: str | None,
     metrics: str | None,
     token_file: str | None,
-    url: str,
+    urls: tuple[str, ...],
     directory: Path,
 ) -> None:
     """Keep DIR an identical copy of the journal that `fyrehose journal serve` serves at URL.
 
-    The command resumes after a kill, and waits while URL cannot be reached. After a disaster, stop the command, and run
-    `fyrehose journal promote DIR`.
+    Several URLs are those of the members of a cluster: the next one is used while one cannot be reached. The command
+    resumes after a kill. After a disaster, stop the command, and run `fyrehose journal promote DIR`.
 
     \b
         fyrehose journal follow http://10.0.0.5:8120 data --token-file token
@@ -58,21 +58,22 @@ def follow(
     from fyrehose.offline.places import place
     from fyrehose.offline.standby import Standby
 
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"invalid URL {url!r}: expected http://HOST:PORT of `fyrehose journal serve`")
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"invalid URL {url!r}: expected http://HOST:PORT of `fyrehose journal serve`")
     if every <= 0:
         raise ConfigError("invalid --every: expected more than 0, such as 250ms")
     if subscription is not None:
         subscriptions.checked_name(subscription)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    source = place(url, token_file)
+    source, *others = (place(url, token_file) for url in urls)
     check_directory(directory)
     with Replica(directory, Files()) as replica:
-        copying = Backup(source, replica, mirror=not keep, subscription=subscription)
-        standby = Standby(str(source), copying)
+        copying = Backup(source, replica, mirror=not keep, subscription=subscription, others=others)
+        standby = Standby(copying)
         with _exported(metrics, standby):
             try:
-                with progress_bar(f"copying {url}") as copying.progress:
+                with progress_bar(f"copying {source}") as copying.progress:
                     standby.catch_up(copying.run if once else lambda: copying.run_patiently(warn))
                 click.echo(figures(replica))
                 if once:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fyrehose.cli.cluster import commands as cluster
-from fyrehose.cli.cluster.commands import NatsServer, Survey
+from fyrehose.cli.cluster.survey import NatsServer, Survey
 from fyrehose.cli.command import main
 from fyrehose.cluster.members import MAINTENANCE, ChangeKind, MemberChange, Members
 from fyrehose.cluster.settings import ReplicationSettings
@@ -47,6 +47,7 @@ NODES = [
     {"name": "n2", "leads": False, "current": False, "offline": False, "lag": 1},
     {"name": "n3", "leads": False, "current": False, "offline": True, "lag": 700},
 ]
+HEALTHY = [NODES[0], *({**NODES[0], "name": name, "leads": False} for name in ("n2", "n3"))]
 LOG = {"stream": "FYREHOSE_x", "first": 11, "last": 20, "bytes": 1234, "replicas": 3, "nodes": NODES}
 SERVERS = [NatsServer("10.0.0.1:4222", True, "n1", "2.15.1"), NatsServer("10.0.0.2:4222", False)]
 
@@ -54,7 +55,13 @@ SERVERS = [NatsServer("10.0.0.1:4222", True, "n1", "2.15.1"), NatsServer("10.0.0
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[ReplicationSettings]:
     """Replace the survey by that of a leader and a follower; return the settings with which it is called."""
-    return hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG, SERVERS))
+    return hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": HEALTHY}, SERVERS[:1]))
+
+
+@pytest.fixture
+def weakened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the survey by one in which two of three NATS servers lack entries."""
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], LOG, SERVERS))
 
 
 def hear(monkeypatch: pytest.MonkeyPatch, found: Survey) -> list[ReplicationSettings]:
@@ -85,12 +92,51 @@ def test_status_shows_who_leads_and_how_far_the_others_are_behind(asked: list[Re
     assert (asked[0].servers, asked[0].cluster) == (("nats://10.0.0.1:4222",), "x")
 
 
-def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(asked: list[ReplicationSettings]) -> None:
+def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(weakened: None) -> None:
     lines = [line.split() for line in run("status", *NATS).output.splitlines()]
     assert ["n1", "10.0.0.1:4222", "2.15.1", "leads"] in lines
     assert ["?", "10.0.0.2:4222", "no"] in lines
     assert ["n2", "?", "?", "1", "entry", "behind"] in lines
     assert ["n3", "?", "no", "offline"] in lines
+
+
+def test_status_is_8_while_too_few_nats_servers_store_what_is_accepted(weakened: None) -> None:
+    ended = run("status", *NATS)
+    assert ended.exit_code == 8
+    said = " ".join(ended.output.split())
+    assert "the shared log is stored on 1 of 3 NATS servers; n2 lacks 1 entry; n3 is offline" in said
+    assert "start it, or a new machine with its server_name" in said
+
+
+def test_status_names_a_nats_server_whose_jetstream_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = NatsServer("10.0.0.2:4222", True, "n2", jetstream=False)
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], {**LOG, "nodes": HEALTHY}, [*SERVERS[:1], stopped]))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 8
+    assert "JetStream is off on n2" in ended.output
+    assert "systemctl restart nats" in " ".join(ended.output.split())
+
+
+def test_status_says_which_nats_servers_are_missing_for_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [NatsServer("10.0.0.2:4222", False), NatsServer("10.0.0.3:4222", False)]
+    refusing = {**LEADER, "refusal": "NATS does not answer: timeout"}
+    hear(monkeypatch, Survey([refusing, FOLLOWER], None, [*SERVERS[:1], *lost]))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    said = " ".join(ended.output.split())
+    lost_ones = "10.0.0.2:4222 does not answer, 10.0.0.3:4222 does not answer"
+    assert f"2 of 3 NATS servers are lost ({lost_ones}), and without a majority" in said
+
+
+def test_a_nats_server_without_jetstream_counts_as_lost_for_the_majority(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = NatsServer("10.0.0.2:4222", True, "n2", jetstream=False)
+    outdated = {**LOG, "nodes": [{**node, "leads": False} for node in HEALTHY]}
+    servers = [*SERVERS[:1], stopped, NatsServer("10.0.0.3:4222", False)]
+    hear(monkeypatch, Survey([{**LEADER, "refusal": "duplicate message id"}, FOLLOWER], outdated, servers))
+    ended = run("status", *NATS)
+    assert ended.exit_code == 1
+    said = " ".join(ended.output.split())
+    assert "10.0.0.3:4222 does not answer, JetStream is off on n2" in said
 
 
 def test_status_says_why_a_server_should_not_lead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +147,9 @@ def test_status_says_why_a_server_should_not_lead(monkeypatch: pytest.MonkeyPatc
 def test_status_can_be_printed_as_json(asked: list[ReplicationSettings]) -> None:
     said = json.loads(run("status", *NATS, "--format", "json").output)
     assert said["servers"] == [LEADER, FOLLOWER]
-    assert said["log"] == LOG
-    assert said["nats"][0] == {"address": "10.0.0.1:4222", "alive": True, "name": "n1", "version": "2.15.1"}
+    assert said["log"] == {**LOG, "nodes": HEALTHY}
+    about = {"address": "10.0.0.1:4222", "alive": True, "name": "n1", "version": "2.15.1", "jetstream": True}
+    assert said["nats"][0] == about
 
 
 @pytest.mark.parametrize("servers", [[], [FOLLOWER], [{**LEADER, "leaving": True}]])

@@ -11,9 +11,9 @@ import attrs
 import pytest
 from click.testing import CliRunner, Result
 
-from fyrehose.cli.cluster import commands as cluster
 from fyrehose.cli.cluster import reseed as cluster_reseed
-from fyrehose.cli.cluster.commands import Survey
+from fyrehose.cli.cluster import survey as cluster
+from fyrehose.cli.cluster.survey import Survey
 from fyrehose.cli.command import main
 from fyrehose.cluster.entries import EntryKind, LogEntry, Validity
 from fyrehose.cluster.settings import ReplicationSettings

@@ -5,6 +5,7 @@
                  (pyzmq); it moves to the next server when one does not acknowledge in time, and sends unacknowledged
                  messages again
     Subscriber   reads every stream from one server with Figg, and resumes after its last record
+    Ages         asks one server by HTTP how old its answers are, and compares that with what was acknowledged
 
 These clients share no code with the server.  Each runs in a thread of its own.
 """
@@ -21,6 +22,7 @@ import time
 import urllib.parse
 import uuid
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +39,8 @@ REST = 0.04
 #: How many messages may wait for an acknowledgement.
 WINDOW = 10
 LARGEST = 1 << 12
+#: How often the age of a server's answers is asked for, and how long an answer may take to be judged, in seconds.
+ASK, ANSWER = 0.1, 0.5
 #: The largest payload of each publisher.
 SIZES = dict.fromkeys(range(1, 6), LARGEST)
 TIME = b"2024-05-01T10:20:30.123Z"
@@ -255,9 +259,16 @@ class Lumberjack(Publisher):
 
 
 class Http(Publisher):
-    """A publisher by HTTP: each message has an idempotency key, so that it is stored once even if it is sent again."""
+    """A publisher by HTTP: each message has an idempotency key, so that it is stored once even if it is sent again.
+
+    :ivar numbers: the number in the stream of each message in ``acks``
+    """
 
     protocol = "http"
+
+    def __init__(self, number: int, places: list[int], notes: Notes) -> None:
+        super().__init__(number, places, notes)
+        self.numbers: list[int] = []
 
     def session(self, port: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -273,7 +284,9 @@ class Http(Publisher):
                     self._at = self.places.index(int(urllib.parse.urlsplit(where).port or 80)) - 1
                 if answer.status != 200:
                     raise ConnectionError(body)
-                self.notes.message("http's answer", self.stream, int(json.loads(body)["first"]), self.payload(number))
+                first = int(json.loads(body)["first"])
+                self.notes.message("http's answer", self.stream, first, self.payload(number))
+                self.numbers.append(first)
                 self.acknowledged(number)
                 self._ended.wait(REST)
         finally:
@@ -389,6 +402,61 @@ class Subscriber(threading.Thread):
             self.notes.wrong(f"{self.name}: {stream} goes on from {before} to {number}")
         self.positions[stream] = number
         self.notes.message(self.name, stream, number, data)
+
+
+class Ages(threading.Thread):
+    """A thread that asks one server how old its answers are; an answer that is older than it says is a problem.
+
+    An answer with ``Fyrehose-Age: A`` has everything that was acknowledged A seconds before it was made, so at least
+    what was acknowledged A seconds before it was asked for.  No answer is waited for longer than ANSWER seconds, so
+    answers of a server that was paused are judged, too, and by at most so much too mildly.
+
+    :ivar judged: how many answers have said their age
+    """
+
+    def __init__(self, name: str, port: int, publisher: Http, notes: Notes) -> None:
+        super().__init__(name=f"ages of {name}", daemon=True)
+        self.port, self.publisher, self.notes = port, publisher, notes
+        self.judged = 0
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(30)
+
+    def run(self) -> None:
+        while not self._ended.wait(ASK):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER)
+            try:
+                while not self._ended.wait(ASK):
+                    asked = time.monotonic()
+                    connection.request("GET", f"/streams/{self.publisher.stream}?from=1&limit=1")
+                    answer = connection.getresponse()
+                    answer.read()
+                    self.judge(asked, answer.getheader("Fyrehose-Age", "unknown"), answer.getheader("Fyrehose-Last"))
+            except (OSError, http.client.HTTPException):
+                continue
+            finally:
+                connection.close()
+
+    def judge(self, asked: float, age: str, last: str | None) -> None:
+        """Judge an answer.
+
+        :param asked: when it was asked for
+        :param age: the age that it says, in seconds, or ``unknown``
+        :param last: the number of the last record that it knows; None if there is no stream
+        """
+        if age == "unknown" or last is None:
+            return
+        self.judged += 1
+        since = asked - float(age)
+        known = bisect_left(self.publisher.acks, since)
+        needed = self.publisher.numbers[known - 1] if known else 0
+        if int(last) < needed:
+            self.notes.wrong(
+                f"{self.name}: an answer LIES: it says that it is {age} s old, and has {last} records, but {needed} "
+                f"was acknowledged {asked - self.publisher.acks[known - 1]:.3f} s before it was asked for"
+            )
 
 
 PUBLISHERS: tuple[type[Publisher], ...] = (Figg, Relink, Lumberjack, Http, EventBus)

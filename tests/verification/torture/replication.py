@@ -25,6 +25,8 @@ replace lost ones; sometimes they declare one lost.  Checked after every step:
     K  only a member takes over, and a server stops as a non-member only if it is none at the entry that it has applied
     L  when all faults have ended, the shared log is trimmed, and removed servers have stopped
     M  what a server believes to be complete up to a time of its own clock has everything that was acknowledged before
+    O  a leader that can write nothing more hands over to a server that can, within a bounded number of steps
+    N  a server that takes over has replayed its state, but for a few bytes
 
 ``--break`` removes one rule, and the exit status must then be 1.  Prints a line for each violation, with the number of
 its schedule: repeat it with --first NUMBER --count 1.
@@ -235,6 +237,14 @@ class LetsTheLastCopyGo(Role):
         return True
 
 
+class LeadsUnready(Role):
+    """Without rule 19: a server takes over before it has replayed its state, and would be silent for long."""
+
+    def _may_take_over(self, last: int) -> bool:
+        self.ready = lambda: True
+        return super()._may_take_over(last)
+
+
 class AgesByArrival(LeaderWatch):
     """Without rule 16: a message of the leader counts as of its arrival, so its way is no part of the age."""
 
@@ -284,6 +294,7 @@ ROLES: dict[str, type[Role]] = {
     "lead-outside": LeadsOutside,
     "wait-for-removed": WaitsForRemoved,
     "let-last-copy-go": LetsTheLastCopyGo,
+    "lead-unready": LeadsUnready,
 }
 #: Rules of validity that can be removed.
 VALIDITIES: dict[str, type[Validity]] = {"count-void": CountsVoid, "trust-position": CountsForeign}
@@ -292,12 +303,14 @@ WATCHES = {"age-by-arrival": AgesByArrival, "age-without-entries": AgesWithoutEn
 PROOFS = {"confirm-blindly": ConfirmsBlindly, "confirm-unordered": ConfirmsUnordered}
 #: How many steps may pass after the last fault until a message is acknowledged, and then until all is trimmed.
 CALM = 2000
+#: A server with at most this many bytes of its state to replay may take over.
+FEW = 6
 #: How many servers run at once at most, and how many a cluster has at first.
 MOST_SERVERS, FIRST = 5, 3
 #: The identities of the cluster's journal, and of another one.
 MINE, FOREIGN = b"m" * 16, b"f" * 16
 #: Rules that are removed elsewhere than in a role.
-ELSEWHERE = ("count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
+ELSEWHERE = ("keep-the-lead", "count-void", "no-truncate", "mark-local", "trim-anywhere", "copy-unconfirmed")
 RULES = (*ROLES, *ELSEWHERE, *WATCHES, *PROOFS)
 
 
@@ -508,7 +521,8 @@ class World:
 
     def hears_leader(self) -> bool:
         """Return whether followers hear a leader and do not take over; during faults they never do."""
-        return self.is_calm and any(server.role.state in (State.LEADER, State.CANDIDATE) for server in self.servers)
+        leading = [server for server in self.servers if server.role.state in (State.LEADER, State.CANDIDATE)]
+        return self.is_calm and any(not server.leaving for server in leading)
 
     def calm(self) -> None:
         """End all faults; check that a message is acknowledged, and the log trimmed, within CALM steps each."""
@@ -522,6 +536,18 @@ class World:
             lambda: all(server.name in self.members.names for server in self.servers),
             "L: servers that are no members still run",
         )
+        self.go_on(lambda: self.leader() is not None, "H: no server leads")
+        full = self.leader()
+        assert full is not None
+        full.full = True
+        self.go_on(lambda: self.leader() not in (None, full), "O: the lead stays at a server that can write nothing")
+        before = self.acked
+        self.go_on(lambda: self.acked > before, "O: nothing is acknowledged after the lead has moved")
+
+    def leader(self) -> Server | None:
+        """Return the server that leads, as far as the servers know; None if none or several do."""
+        leading = [server for server in self.servers if server.up and server.role.state is State.LEADER]
+        return leading[0] if len(leading) == 1 else None
 
     def go_on(self, until: Callable[[], bool], problem: str) -> None:
         for _ in range(CALM):
@@ -558,6 +584,7 @@ class Server:
         self.synced = 0  #: on disk for certain
         self.mark_disk = 0  #: the durable mark that was written
         self.up, self.paused, self.lost = True, False, False
+        self.full = False  #: whether its disk is full
         self.unwanted = False  #: whether an operator removes it
         self.absent: list[str] = []  #: the members that the operator has written off
         self.foreign = False  #: whether it has another cluster's journal
@@ -581,13 +608,20 @@ class Server:
             writer, begin, window=3, most=MOST, validity=validity, identity=identity, chain=chain, size=FIRST
         )
         self.role.eager = world.rnd.choice((1, 2, 3))
+        self.replayed = max(0, begin - 5 * FEW)  #: the state is up to date with the journal up to here
+        self.role.ready = self.is_ready
         self.behind = world.chance.randint(-500, 500)  #: what the clock of this start differs by
         self.peers = Peers(ReplicationSettings(name=self.name), world.starts)
         self.watch = WATCHES.get(world.broken or "", LeaderWatch)(self.peers)
         self.proofs = PROOFS.get(world.broken or "", Appends)(self.seconds, None, None)
         self.cutting: int | None = None
         self.filling = False
+        self.leaving = False  #: whether this leader has told the others to take over
         self.up = True
+
+    def is_ready(self) -> bool:
+        """Return whether this server could accept messages at once if it led."""
+        return len(self.disk) - self.replayed <= FEW
 
     def seconds(self) -> float:
         """Return the time of this server's own clock."""
@@ -652,18 +686,23 @@ class Server:
         if not self.up or self.paused:
             return
         luck = self.world.rnd.random()
+        part = len(self.disk) if self.role.state is State.LEADER else self.replayed + self.world.chance.randint(0, 3)
+        self.replayed = min(part, len(self.disk))
         if luck < 0.25:
             self.sync()
         elif self.cutting is not None:
             self.cut()
         elif self.role.state is State.LEADER:
             self.lead(luck)
-        elif luck < 0.85 or self.world.rnd.random() < 0.7 or self.world.hears_leader():
+        elif luck < 0.85 or self.world.rnd.random() < 0.7 or self.world.hears_leader() or self.full:
             self.follow()
         else:
             world = self.world
             last = max(len(world.log), world.base)
-            self.role.take_over(last if world.rnd.random() < 0.8 else world.rnd.randint(0, last))
+            leads = self.role.take_over(last if world.rnd.random() < 0.8 else world.rnd.randint(0, last))
+            if leads and not self.is_ready():
+                lacks = len(self.disk) - self.replayed
+                raise Violation(f"N: {self.name} takes over, and has {lacks} bytes of its state to replay")
         self.perform()
 
     def sync(self) -> None:
@@ -676,7 +715,11 @@ class Server:
 
     def lead(self, luck: float) -> None:
         world = self.world
-        if luck < 0.55:
+        if self.full:
+            self.leaving = not self.role.pending and world.broken != "keep-the-lead"
+            self.role.repeat()
+            self.role.learned_last(len(world.log), self.role.applied)
+        elif luck < 0.55:
             if not self.role.admitted:  # the server was removed
                 self.leave()
             elif sum(1 for _ in self.role.inflight) < 3:

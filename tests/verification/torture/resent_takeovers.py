@@ -16,7 +16,7 @@ from pathlib import Path
 
 import servers
 
-from fyrehose.testing.cluster import Cluster, ClusterServer
+from benchmarks.local_cluster import Cluster, ClusterServer
 
 #: The signals by which a leader is lost.
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)

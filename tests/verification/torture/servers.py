@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
+
+from fyrehose.testing import ports as testing_ports
 
 TWISTD = Path(sys.executable).with_name("twistd")
 PATIENCE = 60.0
@@ -46,21 +45,9 @@ def listens(ports: dict[str, int], only: bool = False) -> list[str]:
     ]
 
 
-def free_ports(listeners: tuple[str, ...], besides: Collection[int] = ()) -> dict[str, int]:
-    """Return free ports, three in a row for each listener, outside of the range of ports that the kernel assigns.
-
-    :param besides: further ports that must not be used
-    """
-    found: dict[str, int] = {}
-    while len(found) < len(listeners):
-        first = random.randrange(10_000, 32_000, 4)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 3):
-                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                    stack.enter_context(socket.socket(socket.AF_INET, kind)).bind(("127.0.0.1", port))
-            if first not in found.values() and not {first, first + 1, first + 2} & {*besides}:
-                found[listeners[len(found)]] = first
-    return found
+def free_ports(listeners: Sequence[str]) -> dict[str, int]:
+    """Return a free port for each of *listeners*, with two free ones behind it, as the event bus needs them."""
+    return dict(zip(listeners, testing_ports.free_ports(len(listeners), 3), strict=True))
 
 
 class ServerEnded(Exception):

@@ -30,6 +30,8 @@ SHOWN = {
     "lead-outside": 6,
     "wait-for-removed": 0,
     "let-last-copy-go": 162,
+    "lead-unready": 11,
+    "keep-the-lead": 0,
     "count-void": 0,
     "no-truncate": 1,
     "mark-local": 0,

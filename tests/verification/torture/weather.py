@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run a cluster of three Fyrehose and three NATS servers as processes, and cause one fault after the other.
 
-    weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--directory DIR] [--figures FILE]
-               [--other CODE]
+    weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--leaders] [--directory DIR]
+               [--figures FILE] [--other CODE]
 
 In each round one of these faults happens, or two of them at once (``double``), and then everything recovers:
 
@@ -10,23 +10,33 @@ In each round one of these faults happens, or two of them at once (``double``), 
     freeze   SIGSTOP of a server for 10 s, longer than the take-over       nats-freeze    the same of a NATS server
     stop     an orderly stop of a server                                   nats-stop      the same of a NATS server
     wipe     a server is killed and loses its disk; it comes back          cut            a proxy cuts a NATS server off
-             under a new name, filled from another one, by itself                         from the others for 8 to 12 s
-             or by `journal restore`, or with an older backup              half-cut       the same in one direction
+             under a new name, and fills itself from another one                          from the others for 8 to 12 s
+    restore  the same, but an operator restores the journal of             half-cut       the same in one direction
+             another server, or the server's own older backup, of
+             which a copy that lacks something is refused first
     swap     two servers run for some seconds with each other's            delay          data between NATS servers is
              data directories, then with their own again                                  100 ms late, each way
     delete   the stream is deleted, and an operator begins again           slow           each sync of a NATS server, or
              with `cluster reseed`                                                        of all, takes 0.2 or 1 s more
+    full     the disk of a server is full for 8 to 12 s                    nats-full      the same of a NATS server's
+    slow-disk  each sync of a server takes 2 s more                        queue          data between NATS servers is
+                                                                                          8 s late, each way
+    machine  SIGSTOP of a server and of a NATS server together for 10 s, as if their machine were cut off
+    all      kill -9 of all servers and all NATS servers, which start again at once
     purge    an operator empties the stream, while all servers run, or before a follower that was killed starts again
 
 Publishers of five protocols know all addresses, and subscribers read from every server (cluster_load.py).  Checked
 after each round: no acknowledged message is lost, no number has two messages, no message is stored more often than it
-was sent, all servers have recovered by themselves, and no process has ended except by a fault.  With ``--other`` each
-server starts at random with this version of Fyrehose or with the one in that directory.  At the end the logs of all
-servers must be identical, `journal verify` must find nothing, and subscribers must have received exactly the stored
-messages.
+was sent, no answer of any server is older than its `Fyrehose-Age` says, all servers have recovered by themselves, and
+no process has ended except by a fault.  With ``--leaders`` faults hit the leader, or the NATS server that leads the
+stream, and otherwise these more often than others.  With ``--other`` each server starts at random with this version of
+Fyrehose or with the one in that directory.  At the end the logs of all servers must be identical, `journal verify` must
+find nothing, and subscribers must have received exactly the stored messages.
 
-The kinds ``slow`` and ``double`` need strace (Debian's package of that name).  Prints for how long no message was
-acknowledged, by kind and by whether the fault hit the leader; the exit status is 1 if a rule was broken, and then the
+The kinds ``full`` and ``nats-full`` are chosen only by name, need root, who mounts small disks, and exclude ``swap``.
+The kinds ``slow``, ``slow-disk`` and ``double`` need strace (Debian's package of that name).  Prints for how long no
+message was acknowledged, by kind and by whether the fault hit the leader, and how long after the beginning of a fault
+JetStream had elected another leader of the stream, if it did.  The exit status is 1 if a rule was broken, and then the
 directory is kept.
 """
 
@@ -50,6 +60,8 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -58,16 +70,16 @@ import nats
 import servers
 import wire
 from cluster_disks import SlowDisk, has_strace
-from cluster_load import PUBLISHERS, SIZES, Notes, Publisher, Subscriber
+from cluster_load import PUBLISHERS, SIZES, Ages, Http, Notes, Publisher, Subscriber
 from cluster_proxy import Routes
 
-from fyrehose.cli.cluster.commands import leading, survey
+from benchmarks.local_cluster import Cluster, ClusterServer
+from benchmarks.nats_servers import NatsNodes
+from fyrehose.cli.cluster.survey import leading, survey
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.journal import scan
 from fyrehose.offline import dump
 from fyrehose.offline.verify import verify
-from fyrehose.testing.cluster import Cluster, ClusterServer
-from fyrehose.testing.nats import NatsNodes
 
 #: Seconds after which everything must have recovered.
 PATIENCE = 120.0
@@ -75,22 +87,27 @@ PATIENCE = 120.0
 FREEZE = 10.0
 #: The kinds of faults, with weights.
 KINDS = {"kill": 4, "freeze": 3, "stop": 2, "nats-kill": 3, "nats-freeze": 2, "nats-stop": 1, "cut": 3, "half-cut": 3}
-KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1}
+KINDS |= {"delay": 2, "slow": 2, "double": 3, "swap": 1, "purge": 1, "delete": 1, "slow-disk": 2, "queue": 1}
+KINDS |= {"wipe": 1, "restore": 1, "machine": 1, "all": 1}
+#: The kinds that need disks of their own, and the size of these.
+FULL, ROOM = ("full", "nats-full"), "size=256m"
 #: The kinds that may happen at the same time as another one.
 DOUBLES = ("kill", "freeze", "stop", "nats-kill", "nats-freeze", "nats-stop", "cut", "half-cut", "delay", "slow")
 #: How much later NATS servers receive each other's data during a delay, in seconds, in each direction.
 DELAY = 0.1
 #: How much longer each sync takes on a slow disk, in seconds; one of these.
 SLOW = (0.2, 1.0)
+#: The same for a server's own disk, and the delay of a long queue between NATS servers.
+SLOW_DISK, QUEUE = 2.0, 8.0
 #: The shortest and longest pause between two rounds, in seconds: when a NATS server is back, JetStream may elect a
 #: leader once more, which delays messages, too.
 REST = (2.0, 3.0)
 #: How often a command is run again that asks for it.
 AGAIN = 5
-#: A machine loses its disk after each so many rounds.
-WIPE = 25
 JOURNAL = (str(Path(sys.executable).with_name("fyrehose")), "journal")
 CLUSTER = (str(Path(sys.executable).with_name("fyrehose")), "cluster")
+#: The line of the log of a NATS server when it begins to lead the stream.
+ELECTED = re.compile(r"(\d{4}/\d\d/\d\d [\d:.]{15}).* new stream leader for '.* > FYREHOSE_fyrehose'")
 #: The listeners besides Figg, HTTP and the status page.
 OTHERS = ("eventbus", "lumberjack", "relink")
 MORE = '[option.relink]\nlinks = "torture"\n\n'
@@ -99,8 +116,12 @@ MORE = '[option.relink]\nlinks = "torture"\n\n'
 class Weather:
     """The cluster, its publishers and subscribers, and the faults."""
 
-    def __init__(self, directory: Path, dice: random.Random, other: str = "") -> None:
+    def __init__(
+        self, directory: Path, dice: random.Random, other: str = "", small: bool = False, leaders: bool = False
+    ) -> None:
         self.dice = dice
+        self.leaders = leaders  #: whether each fault hits a leader
+        self.small = small  #: whether each server has a small disk of its own, which a fault may fill
         self.other = other
         self.cluster = Cluster(directory)
         self.nats: NatsNodes = self.cluster.nats
@@ -109,11 +130,7 @@ class Weather:
         self.nats.proxies = self.routes.ports
         names = list(self.cluster.servers)
         self._urls: dict[str, str] = {}
-        taken = {*self.nats.ports, *self.nats.routes, *(port for server in self.servers for port in server.ports)}
-        ports: dict[str, dict[str, int]] = {}
-        for name in names:
-            ports[name] = servers.free_ports((*OTHERS, "journal"), taken)
-            taken |= {first + more for first in ports[name].values() for more in range(3)}
+        ports = {name: servers.free_ports((*OTHERS, "journal")) for name in names}
         for name, server in self.cluster.servers.items():
             server.listen = {protocol: f"tcp:{ports[name][protocol]}" for protocol in OTHERS}
             self._urls[name] = f"http://127.0.0.1:{ports[name]['journal']}"
@@ -134,6 +151,8 @@ class Weather:
         ]
         streams = [publisher.stream for publisher in self.publishers]
         self.subscribers = [Subscriber(server.name, server.ports[0], streams, self.notes) for server in self.servers]
+        by_http = next(publisher for publisher in self.publishers if isinstance(publisher, Http))
+        self.ages = [Ages(server.name, server.ports[1], by_http, self.notes) for server in self.servers]
         self.problems: list[str] = []
         self.wipes = 0
         self.slow_disks = 0
@@ -146,22 +165,33 @@ class Weather:
     def servers(self) -> list[ClusterServer]:
         return list(self.cluster.servers.values())
 
+    @property
+    def disks(self) -> list[Path]:
+        """Return the directories on small disks."""
+        stores = [self.nats.directory / f"nats-{node}" / "store" for node in range(self.nats.count)]
+        return [*(server.directory / "data" for server in self.servers), *stores] if self.small else []
+
     def start(self) -> None:
+        for disk in self.disks:
+            disk.mkdir(parents=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", ROOM, "tmpfs", str(disk)], check=True)
         self.cluster.__enter__()
         self.recover()
         self._serve_journals()
         self._back_up()
-        for each in (*self.publishers, *self.subscribers):
+        for each in (*self.publishers, *self.subscribers, *self.ages):
             each.start()
 
     def stop(self) -> None:
-        for each in (*self.publishers, *self.subscribers):
+        for each in (*self.publishers, *self.subscribers, *self.ages):
             each.stop()
         for serving in self._serving:
             serving.kill()
             serving.wait()
         self.cluster.__exit__()
         self.routes.stop()
+        for disk in self.disks:
+            subprocess.run(["umount", "-l", str(disk)], check=True)
 
     def look(self) -> tuple[str | None, int | None]:
         """Return the server that leads, and the NATS server that leads the stream."""
@@ -178,15 +208,16 @@ class Weather:
 
         :return: a description of what it has hit; after how many seconds it ends; what ends it
         """
-        if kind in ("kill", "freeze", "stop", "wipe"):
+        of_servers = {"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}
+        of_servers |= {"full": self._full, "slow-disk": self._slow_disk, "restore": self._restore}
+        of_servers |= {"machine": self._machine}
+        if kind in of_servers:
             server = self._server(leader)
-            what = f"{kind} of {'the leader' if server.name == leader else 'a follower'}"
-            return what, *{"kill": self._kill, "freeze": self._freeze, "stop": self._stop, "wipe": self._wipe}[kind](
-                server
-            )
+            return f"{kind} of {'the leader' if server.name == leader else 'a follower'}", *of_servers[kind](server)
         if kind == "purge" and self.dice.random() < 0.5:
             return "purge before a follower starts", *self._purge_and_start(leader)
         whole = {"swap": self._swap, "delay": self._delay, "purge": self._purge, "delete": self._delete}
+        whole |= {"queue": lambda: self._delay(QUEUE), "all": self._all}
         if kind in whole:
             return kind, *whole[kind]()
         if kind == "slow":
@@ -195,8 +226,12 @@ class Weather:
         what = f"{kind} of {'the node that leads the stream' if at == node else 'a node that follows'}"
         if kind in ("cut", "half-cut"):
             ways = (("closed",), ("mute", "deaf")) if kind == "cut" else (("mute",), ("deaf",))
-            self.routes.cut(at, self.dice.choice(ways))
+            way = self.dice.choice(ways)
+            self.routes.cut(at, way)
+            what = what.replace("half-cut", f"half-cut ({way[0]})")
             return what, self.dice.uniform(8, 12), lambda: self.routes.heal(at)
+        if kind == "nats-full":
+            return what, *self._nats_full(at)
         if kind == "nats-freeze":
             pid = self.nats.pid(at)
             os.kill(pid, signal.SIGSTOP)
@@ -206,17 +241,20 @@ class Weather:
 
     def _server(self, leader: str | None) -> ClusterServer:
         names = [server.name for server in self.servers if server.name not in self._hit]
-        name = leader if leader in names and self.dice.random() < 0.6 else self.dice.choice(names)
+        name = leader if leader in names and self._hits_leader(0.6) else self.dice.choice(names)
         assert name is not None
         self._hit.add(name)
         return self.cluster.servers[name]
 
     def _node(self, leader: int | None) -> int:
         nodes = [at for at in range(self.nats.count) if at not in self._hit]
-        at = leader if leader in nodes and self.dice.random() < 0.5 else self.dice.choice(nodes)
+        at = leader if leader in nodes and self._hits_leader(0.5) else self.dice.choice(nodes)
         assert at is not None
         self._hit.add(at)
         return at
+
+    def _hits_leader(self, often: float) -> bool:
+        return self.leaders or self.dice.random() < often
 
     def _kill(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
         self._held.add(server.name)
@@ -236,12 +274,45 @@ class Weather:
             self.problems.append(f"server {server.name} ended with status {status} after SIGTERM")
         return self.dice.uniform(0, 3), lambda: self._start(server)
 
-    def _wipe(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+    def _wipe(
+        self, server: ClusterServer, copy: Callable[[ClusterServer], object] = lambda server: None
+    ) -> tuple[float, Callable[[], object]]:
+        """Kill *server*, and empty its disk; it comes back under a new name, as docs/cluster.md says.
+
+        :param copy: what the operator copies to the new disk before the start
+        """
         delay, _ = self._kill(server)
-        shutil.rmtree(server.directory / "data")
+        for each in (server.directory / "data").iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
         self.wipes += 1
         old, server.member = server.member or server.name, f"{server.name}{self.wipes}"
-        return delay, lambda: self._fill(server, old)
+
+        def come_back() -> None:
+            urls = [word for url in server.urls for word in ("--nats", url)]
+            self._run([*CLUSTER, "replace", old, server.member, *urls])
+            copy(server)
+            self._start(server)
+
+        return delay, come_back
+
+    def _restore(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        return self._wipe(server, self.dice.choice((self._copy_another, self._copy_backup)))
+
+    def _copy_another(self, server: ClusterServer) -> None:
+        source = next(each for each in self.servers if each is not server)
+        self._run([*JOURNAL, "restore", "--exact", self._urls[source.name], str(server.directory / "data")])
+
+    def _copy_backup(self, server: ClusterServer) -> None:
+        """Restore the server's backup; a copy of it that lacks its last bytes is refused first."""
+        backup, short, data = (server.directory / name for name in ("backup", "short", "data"))
+        shutil.copytree(backup, short)
+        last = scan.segments(short)[-1].path
+        os.truncate(last, self.dice.randrange(last.stat().st_size))
+        words = [*JOURNAL, "restore", "--exact", str(short), str(data)]
+        if subprocess.run(words, capture_output=True).returncode == 0:
+            self.problems.append(f"{short}, a copy of {backup} that lacks something, was restored")
+        shutil.rmtree(short)
+        self._run([*JOURNAL, "restore", "--exact", str(backup), str(data)])
 
     def _swap(self) -> tuple[float, Callable[[], object]]:
         """Start two servers with each other's data directories."""
@@ -261,8 +332,52 @@ class Weather:
         swap()
         return self.dice.uniform(4, 8), swap
 
-    def _delay(self) -> tuple[float, Callable[[], object]]:
-        self.routes.delay(DELAY)
+    def _machine(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        """Freeze *server* and the NATS server of its machine."""
+        assert server.process is not None
+        pids = (server.process.pid, self.nats.pid(self.servers.index(server)))
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        return FREEZE, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids]
+
+    def _all(self) -> tuple[float, Callable[[], object]]:
+        nodes = range(self.nats.count)
+        for server in self.servers:
+            self._kill(server)
+        for node in nodes:
+            self.nats.kill(node)
+
+        def start() -> None:
+            for node in nodes:
+                self.nats.start(node)
+            for server in self.servers:
+                self._start(server)
+
+        return 0.0, start
+
+    def _full(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        ballast = fill(server.directory / "data")
+        return self.dice.uniform(8, 12), ballast.unlink
+
+    def _nats_full(self, node: int) -> tuple[float, Callable[[], object]]:
+        """Fill the store of a NATS server; then an operator does what `fyrehose cluster status` says."""
+        ballast = fill(self.nats.directory / f"nats-{node}" / "store")
+
+        def end() -> None:
+            ballast.unlink()
+            self.nats.kill(node, signal.SIGTERM)
+            self.nats.start(node)
+
+        return self.dice.uniform(8, 12), end
+
+    def _slow_disk(self, server: ClusterServer) -> tuple[float, Callable[[], object]]:
+        assert server.process is not None
+        self.slow_disks += 1
+        disk = SlowDisk(server.process.pid, SLOW_DISK, self.cluster.directory / f"slow-{self.slow_disks}")
+        return self.dice.uniform(8, 12), lambda: self.slow_syncs.append(disk.stop())
+
+    def _delay(self, seconds: float = DELAY) -> tuple[float, Callable[[], object]]:
+        self.routes.delay(seconds)
         return self.dice.uniform(8, 12), lambda: self.routes.delay(0.0)
 
     def _slow(self, leader: int | None) -> tuple[str, float, Callable[[], object]]:
@@ -334,22 +449,6 @@ class Weather:
         for server in self.servers:
             self._run([*JOURNAL, "backup", str(server.directory / "data"), str(server.directory / "backup")])
 
-    def _fill(self, server: ClusterServer, old: str) -> None:
-        """Start *server* with an empty disk or with a copy, new or old, made by an operator as docs/cluster.md says.
-
-        :param old: the name of the member that has lost its disk, whose place this server takes
-        """
-        urls = [word for url in server.urls for word in ("--nats", url)]
-        self._run([*CLUSTER, "replace", old, server.member, *urls])
-        if self.wipes % 3 == 2:
-            source = next(each for each in self.servers if each is not server)
-            self._run([*JOURNAL, "restore", "--exact", self._urls[source.name], str(server.directory / "data")])
-        elif self.wipes % 3 == 0:
-            self._run([*JOURNAL, "restore", "--exact", *(str(server.directory / name) for name in ("backup", "data"))])
-        self._start(server)
-        if self.wipes % 3 == 0:
-            self._back_up()
-
     def _serve_journals(self) -> None:
         """Serve the journal of each machine to the others."""
         for server in self.servers:
@@ -376,6 +475,7 @@ class Weather:
         self._hit.clear()
         kinds = [kind] if kind != "double" else self.dice.choices(DOUBLES, [KINDS[each] for each in DOUBLES], k=2)
         marks = {publisher: max(0, len(publisher.acks) - 1) for publisher in self.publishers}
+        before = time.time()
         faults = [self.begin(each, leader, node) for each in kinds]
         began = time.monotonic()
         for _, due, end in sorted(faults, key=lambda fault: fault[1]):
@@ -389,7 +489,14 @@ class Weather:
         found = {p.protocol: gap(p.acks[marks[p] : ends[p] + 1]) for p in self.publishers}
         found["all"] = gap(sorted(at for p in self.publishers for at in p.acks[marks[p] : ends[p] + 1]))
         self.check()
-        return " + ".join(what for what, _, _ in faults), found
+        return " + ".join(what for what, _, _ in faults), found | self.elected(before)
+
+    def elected(self, since: float) -> dict[str, float]:
+        """Return how long after the time *since* a NATS server began to lead the stream; empty if none did."""
+        logs = [self.nats.directory.joinpath(f"nats-{node}", "log").read_text() for node in range(self.nats.count)]
+        times = [datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp() for at in ELECTED.findall("".join(logs))]
+        later = [at - since for at in times if at > since]
+        return {"election": min(later)} if later else {}
 
     def revive(self) -> None:
         """Record servers that have ended by themselves as problems, and start them again to continue the round."""
@@ -441,8 +548,8 @@ class Weather:
         for publisher in self.publishers:
             publisher.stop()
         self.check()
-        for subscriber in self.subscribers:
-            subscriber.stop()
+        for reader in (*self.subscribers, *self.ages):
+            reader.stop()
         for server in self.servers:
             self._stop(server)
         sizes = []
@@ -464,7 +571,12 @@ class Weather:
                 self.problems.append(
                     f"{stream}: {len(numbers)} was delivered, but {seen[stream]} is the last stored record"
                 )
-        return f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}"
+        if not all(each.judged for each in self.ages):
+            self.problems.append(f"no age was judged of a server: {[each.judged for each in self.ages]}")
+        return (
+            f"{max(sizes):,} bytes in each log, {sum(seen.values()):,} messages; {self.check_slow_disks()}; "
+            f"{sum(each.judged for each in self.ages):,} ages judged"
+        )
 
     def check_slow_disks(self) -> str:
         """Record a problem if disks were slowed down but no sync was delayed.
@@ -500,6 +612,18 @@ def is_ready(server: ClusterServer) -> bool:
         return False
 
 
+def fill(folder: Path) -> Path:
+    """Fill the disk of *folder* with a file, whose path is returned."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        disk = os.statvfs(folder)
+        os.posix_fallocate(file.fileno(), 0, max(1, (disk.f_bavail - 64) * disk.f_bsize))
+        file.seek(0, os.SEEK_END)
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
 def gap(times: list[float]) -> float:
     """Return the longest time between two of *times*."""
     return max((after - before for before, after in itertools.pairwise(times)), default=math.nan)
@@ -517,18 +641,21 @@ def compare(one: Path, other: Path, size: int) -> list[str]:
 
 
 def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
-    """Return a table of outages as lines: number, median, 99th percentile and longest of each kind."""
+    """Return a table of outages as lines: number, median, 99th percentile and longest of each kind, and elections."""
     groups: dict[str, list[dict[str, float]]] = defaultdict(list)
     for what, outages in found:
         groups["two at once" if "+" in what else what].append(outages)
-    lines = ["| what | rounds | nobody's was acknowledged: median | p99 | longest | one protocol's: median | longest |"]
+    heads = "nobody's was acknowledged: median", "p99", "longest", "one protocol's: median", "longest", "election"
+    lines = [f"| what | rounds | {' | '.join(heads)} |"]
     for what, rounds in sorted(groups.items()):
         whole = [each["all"] for each in rounds]
-        worst = [max(v for k, v in each.items() if k != "all") for each in rounds]
+        worst = [max(v for k, v in each.items() if k not in ("all", "election")) for each in rounds]
+        elections = [each["election"] for each in rounds if "election" in each]
+        election = f"{len(elections)}: {statistics.median(elections):.1f} s" if elections else ""
         p99 = sorted(whole)[min(len(whole) - 1, math.ceil(0.99 * len(whole)) - 1)]
         lines.append(
             f"| {what} | {len(rounds)} | {statistics.median(whole):.1f} s | {p99:.1f} s | {max(whole):.1f} s "
-            f"| {statistics.median(worst):.1f} s | {max(worst):.1f} s |"
+            f"| {statistics.median(worst):.1f} s | {max(worst):.1f} s | {election} |"
         )
     return lines
 
@@ -538,6 +665,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
+    parser.add_argument("--leaders", action="store_true", help="let each fault hit a leader")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after this time, if that is earlier")
     parser.add_argument("--other", default="", help="directory with the code of another version of Fyrehose")
     parser.add_argument("--directory", type=servers.directory, help="for everything; a temporary one by default")
@@ -545,10 +673,15 @@ def main(words: list[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     dice = random.Random(arguments.seed)
     kinds = arguments.kinds.split(",")
-    if {"slow", "double"} & {*kinds} and not has_strace():
-        parser.error("slow and double need strace: run `apt-get install strace`, or leave both out of --kinds")
+    if {*FULL} & {*kinds} and "swap" in kinds:
+        parser.error("full and nats-full exclude swap: directories on different disks cannot be exchanged")
+    if {"slow", "slow-disk", "double"} & {*kinds} and not has_strace():
+        parser.error(
+            "slow, slow-disk and double need strace: run `apt-get install strace`, or leave them out of --kinds"
+        )
     root = Path(tempfile.mkdtemp(prefix="fyrehose-cluster-", dir=arguments.directory))
-    weather = Weather(root, dice, arguments.other)
+    small = bool({*FULL} & {*kinds})
+    weather = Weather(root, dice, arguments.other, small, arguments.leaders)
     found: list[tuple[str, dict[str, float]]] = []
     kept = ""
     began = time.monotonic()
@@ -556,7 +689,7 @@ def main(words: list[str] | None = None) -> int:
         weather.start()
         for number in range(1, arguments.rounds + 1):
             kind = dice.choices(kinds, [KINDS.get(kind, 1) for kind in kinds])[0]
-            what, outages = weather.round("wipe" if number % WIPE == 7 else kind)
+            what, outages = weather.round(kind)
             found.append((what, outages))
             shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outages.items())
             acked = sum(publisher.acked for publisher in weather.publishers)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from resent_takeovers import is_ready
 from workers import PATIENCE, main
 
-from fyrehose.testing.cluster import Cluster, ClusterServer
+from benchmarks.local_cluster import Cluster, ClusterServer
 
 
 class Leader:

@@ -1,0 +1,99 @@
+"""A server notices that its own listener hangs, unless it could never reach it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from zope.interface import implementer
+
+from fyrehose.cluster.gate import ReplicatedGate
+from fyrehose.protocols.http.session import HttpSession, RequestLimits
+from fyrehose.server.listener_probe import EVERY_S, REQUEST, TIMEOUT_S, TRIES, ListenerProbe
+
+
+@implementer(IStreamClientEndpoint)
+@attrs.define
+class Listener:
+    """An endpoint that ``answers``, ``hangs``, ``closes`` each connection, ``refuses`` it, or ``forbids`` requests."""
+
+    does: str = "answers"
+    asked: int = 0
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        self.asked += 1
+        assert not factory.noisy, "it would log two lines a second"
+        if self.does == "refuses":
+            return fail(ConnectError())
+        protocol, transport = factory.buildProtocol(None), StringTransport()
+        protocol.makeConnection(transport)
+        assert transport.value() == REQUEST
+        if self.does == "answers":
+            protocol.dataReceived(b"HTTP/1.1 503 Service Unavailable\r\n")
+        elif self.does == "forbids":
+            protocol.dataReceived(b"HTTP/1.1 403 Forbidden\r\n")
+        elif self.does == "closes":
+            protocol.connectionLost()
+        return succeed(protocol)
+
+
+@attrs.define
+class Probed:
+    clock: Clock = attrs.field(factory=Clock)
+    listener: Listener = attrs.field(factory=Listener)
+    gate: ReplicatedGate = attrs.field(factory=lambda: ReplicatedGate("a"))
+    probe: ListenerProbe = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.probe = ListenerProbe(self.clock, self.listener, self.gate, "10.0.0.1:8117")
+        self.probe.startService()
+
+    def wait(self, rounds: int) -> None:
+        self.clock.pump([0.1] * int(10 * rounds * (EVERY_S + TIMEOUT_S)))
+
+
+@pytest.fixture
+def probed() -> Probed:
+    return Probed()
+
+
+@pytest.mark.parametrize("does", ["hangs", "closes", "refuses"])
+def test_listener_that_stops_answering_is_noticed_until_it_answers_again(probed: Probed, does: str) -> None:
+    probed.wait(2)
+    assert not probed.gate.unreachable
+    probed.listener.does = does
+    probed.clock.pump([0.1] * int(10 * EVERY_S))
+    assert not probed.gate.unreachable, "a single failure is none"
+    probed.wait(TRIES)
+    assert probed.gate.unreachable == "its listener does not answer"
+    probed.listener.does = "answers"
+    probed.wait(1)
+    assert not probed.gate.unreachable
+
+
+@pytest.mark.parametrize("does", ["refuses", "forbids"])
+def test_address_that_never_answered_says_nothing_and_is_asked_seldom(probed: Probed, does: str) -> None:
+    probed.listener.does = does
+    probed.wait(40)
+    assert not probed.gate.unreachable
+    assert probed.listener.asked <= 7
+
+
+def test_listener_with_other_names_does_not_refuse_the_request() -> None:
+    session = HttpSession(frozenset({"fyrehose.example"}), limits=RequestLimits(message=10, body=100))
+    assert session.receive_data(REQUEST) == []
+    assert b"".join(session.data_to_send()).startswith(b"HTTP/1.1 204 ")
+
+
+@pytest.mark.parametrize("does", ["hangs", "answers"])
+def test_nothing_is_asked_after_the_end(probed: Probed, does: str) -> None:
+    probed.listener.does = does
+    probed.clock.advance(EVERY_S + 0.1)
+    probed.probe.stopService()
+    assert not [call for call in probed.clock.getDelayedCalls() if call.active()]
