@@ -44,6 +44,7 @@
     │   ├── JournalFull              the disk has no room to open the journal for writing
     │   ├── JournalEndUnknown        nothing vouches for the end of a copied journal: records may be missing behind it
     │   └── JournalFailed            a sync failed, so later data may not be durable
+    ├── Weakened                   a cluster stores what it accepts on fewer machines than it should
     ├── WrongThread                a method was called in another thread than the reactor's
     ├── ExpectationFailed          a row of a typed table does not meet a mandatory expectation
     └── ConfigError                an option, an endpoint or a configuration file is invalid
@@ -295,6 +296,12 @@ class JournalFull(JournalError):
     """The disk has no room to open the journal for writing."""
 
     exit_status = 6
+
+
+class Weakened(FyrehoseError):
+    """A cluster accepts messages, but stores them on fewer machines than it should."""
+
+    exit_status = 8
 
 
 class WrongThread(FyrehoseError):

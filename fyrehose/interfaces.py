@@ -142,6 +142,7 @@ class IJournal(Interface):
         """
 
     unfit = Attribute("Why this server is not to lead its cluster, for people; empty: it may.")
+    why_not_ready = Attribute("Called for why this server cannot lead its cluster yet, for people; empty: it can.")
 
     def expect_close() -> None:
         """Prepare for :meth:`close`, which follows when all listeners are closed.
@@ -235,7 +236,7 @@ class ISubscription(IPushProducer):
 class ISink(Interface):
     """The receiver of the records of a subscription.
 
-    A sink that serves one peer is an :class:`INamedSink`; a sink that serves many peers is an :class:`IRelay`.
+    A sink that serves one peer is an :class:`IConnectedSink`; a sink that serves many peers is an :class:`IRelay`.
     """
 
     def deliver(delivery: Any) -> int | None:
@@ -255,21 +256,19 @@ class ISink(Interface):
         """Handle the end of the subscription, because of *reason*; not called after ``stopProducing``."""
 
 
-class INamedSink(ISink):
-    """A sink that names the protocol and the peer that it serves, for lists that operators see."""
+class IConnectedSink(ISink):
+    """A sink that serves one peer, for lists that operators see."""
 
-    subscriber = Attribute("The protocol's name, and the address of the peer.")
-
-
-class IConnectedSink(INamedSink):
-    """A sink that serves one peer, whose connection is closed if it does not read."""
-
-    closes_in = Attribute("The seconds until the connection is closed because the peer does not read; None: it reads.")
+    connection = Attribute(
+        "The connection of the peer, a fyrehose.net.tcp.SessionProtocol: it says which protocol and which peer it "
+        "serves (subscriber), and when it is closed because the peer does not read (closes_in)."
+    )
 
 
-class IRelay(INamedSink):
+class IRelay(ISink):
     """A sink that passes records on to its own clients; operators see its figures instead of the subscription's."""
 
+    subscriber = Attribute("The protocol's name, and text about the clients.")
     audience = Attribute("The number of these clients.")
     sent = Attribute("The number of messages that it has sent to them, and their payload in bytes.")
 
@@ -421,6 +420,7 @@ class Abilities:
     :ivar consumes: its tailer consumes named subscriptions
     :ivar times: its tailer begins at a time, which is then *after*, as text
     :ivar patterns: its tailer follows all streams that match a pattern
+    :ivar token: its clients send a bearer token
     :ivar extra: the extra of a package that it needs, or works better with
     """
 
@@ -430,6 +430,7 @@ class Abilities:
     consumes: bool = False
     patterns: bool = False
     times: bool = False
+    token: bool = False
     extra: Extra | None = None
 
 
@@ -606,8 +607,5 @@ class ITransactionalPlugin(IClientPlugin):
 class IWorkPlugin(IClientPlugin):
     """A plugin whose client leases the records of shared subscriptions."""
 
-    def worker(target: Any, token: str | None) -> Any:
-        """Return a client of the server at *target*; its ``share`` returns the work of one worker.
-
-        :param token: the bearer token that the client sends; None: it sends no token
-        """
+    def worker(target: Any) -> Any:
+        """Return a client of the server at *target*; its ``share`` returns the work of one worker."""

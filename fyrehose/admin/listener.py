@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from functools import partial
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -36,12 +37,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose import errors
-from fyrehose.admin import metrics
 from fyrehose.admin.history import SPANS, Sample
+from fyrehose.admin.metrics import CONTENT_TYPE, Exporter
 from fyrehose.admin.sampling import Sampler, StreamRates, journal_status
-from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
-from fyrehose.admin.status import LISTED, Status
-from fyrehose.admin.tail import StreamTail, TailTurns, as_event
+from fyrehose.admin.settings import PROTOCOL, TOKEN_FILE, AdminSettings, check_place
+from fyrehose.admin.status import LISTED, Listing, Status
+from fyrehose.admin.tail import INTERVAL, StreamTail, as_event
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import LOOPBACK, OPEN
 from fyrehose.file_content import FileContent
@@ -54,13 +55,16 @@ from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import INET
 from fyrehose.net.several import place_text
 from fyrehose.net.tcp import on
+from fyrehose.net.turns import SteppedWork
 from fyrehose.observe.meters import LONGEST_WRITE
+from fyrehose.periodic import Checks
 from fyrehose.records import MAX_NAME
 from fyrehose.web.hosts import hosts_of, is_encrypted
-from fyrehose.web.session import EVENTS, WEB_REFUSALS, RequestHead, WebSession
+from fyrehose.web.session import EVENTS, JSON, WEB_REFUSALS, RequestHead, WebSession
 from fyrehose.web.shell import WebProtocol, token_of, with_token
-from fyrehose.web.tokens import same
+from fyrehose.web.tokens import read_token, same
 
+T = TypeVar("T")
 #: Limit of the streams or subscribers that one answer lists, because a longer list would block the reactor for too
 #: long.
 MOST_LISTED = 1_000
@@ -90,49 +94,49 @@ class Admin:
     """The state that all connections of the admin listener share.
 
     :ivar token: the token that clients have to present; None if none is configured
-    :ivar registry: the metrics
-    :ivar registry_without_streams: the metrics without names of streams
+    :ivar metrics: the metrics
+    :ivar metrics_without_streams: the metrics without names of streams
     :ivar page: content and content type of the page's files, by path
     """
 
     status: Status
     token: str | None
-    registry: Any
-    registry_without_streams: Any = attrs.field(
-        default=attrs.Factory(lambda self: metrics.registry(self.status, 0), takes_self=True)
+    metrics: Exporter
+    metrics_without_streams: Exporter = attrs.field(
+        default=attrs.Factory(lambda self: Exporter(self.status, 0), takes_self=True)
     )
     page: dict[str, tuple[bytes, str]] = attrs.field(factory=lambda: dict(_page()))
 
     #: Cache of the status events of one sample, by the filter and by whether the events contain names of streams.
-    _events: dict[tuple[str, bool], bytes] = attrs.field(factory=dict, init=False)
+    _events: dict[tuple[str, bool], Deferred[bytes]] = attrs.field(factory=dict, init=False)
     _events_time: float = attrs.field(default=0.0, init=False)
 
     @property
     def broker(self) -> Broker:
         return self.status.broker
 
-    def status_for(self, match: str, limit: int, named: bool) -> dict[str, Any]:
-        """Return the status of the server, without names of streams if the client may not see them.
+    def status_for(self, match: str, limit: int, named: bool) -> Listing:
+        """Return the status of the server in steps, without names of streams if the client may not see them.
 
         :param match: list only streams whose name contains this text
         :param limit: limit of the streams, and of the subscribers, that are listed
         :param named: whether the client may see names of streams; if not, *match* is ignored, because counts of
             matching streams would reveal names
         """
-        if named:
-            return self.status.complete(match, limit)
-        status = self.status.complete("", 0)
-        status["streams"]["hidden"] = True
+        status = yield from self.status.complete(*((match, limit) if named else ("", 0)))
+        if not named:
+            status["streams"]["hidden"] = True
         return status
 
-    def status_event(self, sample: Sample, match: str, named: bool) -> bytes:
-        """Return the status at *sample* as an event, which clients with the same parameters share."""
+    def status_event(self, sample: Sample, match: str, named: bool) -> Deferred[bytes]:
+        """Return the status at *sample* as an event; all callbacks of clients with the same parameters return it."""
         if self._events_time != sample.time:
             self._events_time = sample.time
             self._events.clear()
         key = (match if named else "", named)
         if key not in self._events:
-            self._events[key] = as_event("status", self.status_for(match, LISTED, named))
+            made = SteppedWork(self.broker.turns, self.status_for(match, LISTED, named)).begin()
+            self._events[key] = made.addCallback(partial(as_event, "status"))
         return self._events[key]
 
     def is_open(self) -> bool:
@@ -216,19 +220,21 @@ class AdminProtocol(WebProtocol):
         self.session.respond(200 if passed else 503, json.dumps(answer).encode() + b"\n")
 
     def _metrics(self, request: RequestHead) -> None:
-        registry = self.admin.registry if self._may_see_names(request) else self.admin.registry_without_streams
-        self.session.respond(200, metrics.text(registry), metrics.CONTENT_TYPE)
+        admin = self.admin
+        metrics = admin.metrics if self._may_see_names(request) else admin.metrics_without_streams
+        self._respond_later(metrics.text(), lambda text: self._answer(text, CONTENT_TYPE))
 
     def _status(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
             match = request.query.get("match", "")
-            self._respond(self.admin.status_for(match, found[0], self._may_see_names(request)))
+            self._respond_later(self.admin.status_for(match, found[0], self._may_see_names(request)), self._respond)
 
     def _streams(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
             self._check_names(request)
             limit, page = found
-            self._respond(self.admin.status.streams_page(request.query.get("match", ""), page, limit))
+            page_of = self.admin.status.streams_page(request.query.get("match", ""), page, limit)
+            self._respond_later(page_of, self._respond)
 
     def _subscribers(self, request: RequestHead) -> None:
         if (found := self._page(request)) is not None:
@@ -293,7 +299,16 @@ class AdminProtocol(WebProtocol):
             raise errors.Forbidden(f"{self._identity(request)} may not see the names of all streams: {_ADVICE}")
 
     def _respond(self, answer: dict[str, Any]) -> None:
-        self.session.respond(200, dumped(answer) + b"\n")
+        self._answer(dumped(answer) + b"\n")
+
+    def _respond_later(self, steps: Generator[None, None, T], respond: Callable[[T], object]) -> None:
+        """Call *respond* with what *steps* return, which are taken in turns."""
+        self.call(SteppedWork(self.turns, steps, self.network).begin(), respond)
+
+    def _answer(self, body: bytes, content_type: str = JSON) -> None:
+        if self.writable and self.session.unanswered:
+            self.session.respond(200, body, content_type)
+            self.proceed()
 
     def _identity(self, request: RequestHead) -> Identity:
         return with_token(self.identity, token_of(request))
@@ -325,53 +340,61 @@ class AdminProtocol(WebProtocol):
             self.session.end()
 
     def _send_event(self, name: str, value: object) -> None:
-        self.session.send(as_event(name, value))
-        self.flush()
+        if self.phase is Phase.OPEN:
+            self.session.send(as_event(name, value))
+            self.flush()
 
     def _watch(self, request: RequestHead, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
         self._send_event("history", [_sample(sample) for sample in sampler.samples])
-        self._send_event("status", self.admin.status_for(match, LISTED, self._may_see_names(request)))
+        first = SteppedWork(self.turns, self.admin.status_for(match, LISTED, self._may_see_names(request))).begin()
+        first.addCallback(lambda status: self._send_event("status", status)).addErrback(self.failed)
 
-        def send_sample(sample: Sample) -> None:
-            if not self.outgoing.paused:  # for a client that does not read, samples are left out instead of queued
-                status = self.admin.status_event(sample, match, self._may_see_names(request))
+        def send_sample(sample: Sample, status: bytes | Failure) -> bytes | Failure:
+            if isinstance(status, Failure):  # without this, the page would wait for samples for ever
+                self.failed(status)
+            elif self.phase is Phase.OPEN and self._stop_stream is not None and not self.outgoing.paused:
                 self.session.send(as_event("sample", _sample(sample)) + status)
                 self.flush()
+            return status
 
-        def send_or_end(sample: Sample) -> None:
-            try:
-                send_sample(sample)
-            except Exception:  # without this, the page would wait for samples for ever
-                self.failed(Failure())
+        def sampled(sample: Sample) -> None:
+            if not self.outgoing.paused:  # for a client that does not read, samples are left out instead of queued
+                event = self.admin.status_event(sample, match, self._may_see_names(request))
+                event.addBoth(partial(send_sample, sample))
 
-        return sampler.watch(send_or_end)
+        return sampler.watch(sampled)
 
     def _tail(self, request: RequestHead, stream: str) -> Callable[[], None]:
         """Begin to send the latest records of *stream*; return a function that stops that."""
-        tail = StreamTail(self.admin.broker, stream)
+        broker = self.admin.broker
+        tail = StreamTail(broker, stream)
 
-        def send_new() -> int:
-            """Send the newest records as an event, or why there are no more; return :attr:`StreamTail.cost`."""
+        def send_new() -> Iterator[None]:
+            """Send the newest records as an event, or why there are no more."""
+            yield
             if self.outgoing.paused:
-                return 0
+                return
             try:
                 if not self._may_read(request, stream):
                     raise errors.Forbidden(f"{self._identity(request)} may not read stream {stream[:80]!r}: {_ADVICE}")
                 new = tail.read()
             except (errors.Forbidden, errors.JournalError) as error:
-                turns.stop()
+                checks.stop()
                 if isinstance(error, errors.Forbidden):
                     self.broker.counters.refuse(self.log, PROTOCOL, type(error).__name__, self.peer, str(error))
                 self._send_event("tail-ended", {"error": str(error)})
-                return 0
+                return
+            except Exception:
+                self.failed(Failure())
+                return
             if new is not None:
                 self._send_event("records", new)
-            return tail.cost
 
-        turns = TailTurns(self.timers, self.admin.broker, send_new, self.failed)
-        turns.begin()
-        return turns.stop
+        checks = Checks(self.clock, send_new, INTERVAL, "the latest records of a stream", broker.turns)
+        checks.start()
+        checks.begin()
+        return checks.stop
 
 
 class AdminFactory(SessionFactory):
@@ -427,7 +450,7 @@ class AdminService(TCPService):
     def prepare(self, settings: AdminSettings) -> Prepared:
         """See :meth:`.IReloading.prepare`; if the token has changed, all connections are closed."""
         check_place(self._where, settings)
-        token, rest = read_token(settings.token_file), super().prepare(settings)
+        token, rest = read_token(settings.token_file, TOKEN_FILE), super().prepare(settings)
 
         def apply() -> None:
             rest.apply()
@@ -459,7 +482,7 @@ def make_admin(
     :param now: the wall clock, in seconds since 1970 UTC
     """
     status = Status(broker, Sampler(clock, broker, now), now(), StreamRates(clock.seconds, broker))
-    return Admin(status, token, metrics.registry(status, settings.metric_streams))
+    return Admin(status, token, Exporter(status, settings.metric_streams))
 
 
 def _route(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ series of their own: those that were created first, so that a new stream never r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import attrs
@@ -85,39 +85,46 @@ _VISIBLE = str.maketrans(
 )
 
 
-def registry(status: Status, streams: int) -> CollectorRegistry:
-    """Return a registry with the metrics of the server, its process and its Python interpreter.
+@attrs.frozen
+class _One:
+    """A registry that has one metric, as ``prometheus_client`` reads it."""
 
-    :param streams: how many streams have series of their own
-    """
-    collectors = CollectorRegistry()
-    collectors.register(Exporter(status, streams))
-    for collector in (ProcessCollector, GCCollector, PlatformCollector):
-        collector(registry=collectors)
-    return collectors
+    metric: Metric
 
-
-def text(registry: CollectorRegistry) -> bytes:
-    """Return the current value of every metric of *registry* in the text format of Prometheus."""
-    return bytes(generate_latest(registry))
+    def collect(self) -> list[Metric]:
+        return [self.metric]
 
 
 @attrs.define(eq=False)
 class Exporter:
-    """A collector of the server's metrics, as ``prometheus_client`` calls it.
+    """The metrics of the server, its process and its Python interpreter.
 
     :ivar streams: how many streams have series of their own
     """
 
     status: Status
     streams: int
+    _others: CollectorRegistry = attrs.field(factory=CollectorRegistry, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for collector in (ProcessCollector, GCCollector, PlatformCollector):
+            collector(registry=self._others)
 
     @property
     def broker(self) -> Broker:
         return self.status.broker
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its current value."""
+    def text(self) -> Generator[None, None, bytes]:
+        """Return the current value of every metric in the text format of Prometheus, in steps."""
+        found = []
+        for metric in chain(self._collect(), self._others.collect()):
+            if metric is not None:
+                found.append(generate_latest(_One(metric)))
+            yield
+        return b"".join(found)
+
+    def _collect(self) -> Iterator[Metric | None]:
+        """Yield every metric with its current value, and None after other steps."""
         version = {"version": __version__, "kernels": "native" if kernels.NATIVE else "python"}
         about = "Version of Fyrehose, and whether its kernels are native or pure Python."
         yield InfoMetricFamily("fyrehose_build", about, version)
@@ -135,10 +142,6 @@ class Exporter:
         }
         yield from families(gauges, {"reactor_stalls": ("Turns of the reactor that took more than 2 s.", stalls)})
         yield _histogram("reactor_lag_seconds", "Delay of timers in the reactor.", {(): self.status.sampler.lag})
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that registering does not collect the metrics to learn their names."""
-        return ()
 
     def _protocols(self) -> Iterator[Metric]:
         protocols = self.status.protocols(self.status.sampler.subscriber_lags.lags())
@@ -194,7 +197,11 @@ class Exporter:
             "cluster_behind_bytes": ("Bytes of the leader's journal that are missing.", status.behind),
             "cluster_leader_silent_seconds": ("Time since the leader was heard.", status.silent),
             "cluster_log_bytes": ("Bytes in the shared log; 0 unless it leads.", status.log_size),
+            "cluster_log_copies": ("NATS servers that have the whole shared log.", status.log.copies),
+            "cluster_log_replicas": ("NATS servers that should have it.", status.log.replicas),
         }
+        lags, lacks = {(each.name,): each.lag for each in status.nats}, "Entries that a NATS server lacks."
+        yield _family(GaugeMetricFamily, "cluster_nats_lag_entries", lacks, ("nats",), lags)
         takeovers = ("Times that this process became the leader.", status.takeovers)
         yield from families(gauges, {"cluster_takeovers": takeovers})
         if status.role == "leader":
@@ -215,9 +222,12 @@ class Exporter:
             values = {(stream,): value(stream) for stream in islice(ends, self.streams)}
             yield _family(GaugeMetricFamily, f"stream_{name}", text, ("stream",), values)
 
-    def _subscriptions(self) -> Iterator[Metric]:
+    def _subscriptions(self) -> Iterator[Metric | None]:
         """Yield the metrics of named subscriptions; at most ``streams`` of them have series of their own."""
-        every = self.broker.named.listed()
+        every = []
+        for each in self.broker.named.listed():
+            every.append(each)
+            yield None
         listed = [each for each in every if each["kind"] != "files"]
         yield from families({"subscriptions": ("Named subscriptions.", len(listed))}, {})
         for key, name, text in _NAMED:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from zope.interface import implementer
 
-from fyrehose.admin.settings import PROTOCOL, AdminSettings, check_place, read_token
+from fyrehose.admin.settings import PROTOCOL, TOKEN_FILE, AdminSettings, check_place
 from fyrehose.broker.broker import Broker
 from fyrehose.errors import ConfigError
 from fyrehose.imports import ADMIN
 from fyrehose.interfaces import Abilities, IBroker, IProtocolPlugin
+from fyrehose.web.tokens import read_token
 
 if TYPE_CHECKING:
     from fyrehose.admin.listener import AdminService
@@ -42,7 +43,7 @@ class AdminPlugin:
         if not isinstance(broker, Broker):
             raise ConfigError(f"{PROTOCOL} requires the server's own broker, not {type(broker).__name__}")
         check_place(endpoint, settings)
-        admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file))
+        admin = make_admin(broker, reactor, time.time, settings, read_token(settings.token_file, TOKEN_FILE))
         return AdminService(reactor, endpoint, admin, settings)
 
 

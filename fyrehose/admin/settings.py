@@ -6,11 +6,12 @@ import attrs
 
 from fyrehose.errors import ConfigError
 from fyrehose.options import count, file_path, option
-from fyrehose.web import tokens
 from fyrehose.web.hosts import is_encrypted, is_local
 from fyrehose.web.shell import WebSettings
 
 PROTOCOL = "admin"
+#: The option that names the file with the token.
+TOKEN_FILE = f"{PROTOCOL}.token-file"
 
 
 @attrs.frozen(kw_only=True)
@@ -23,14 +24,6 @@ class AdminSettings(WebSettings):
     metric_streams: int = option(100, count, "streams with metrics of their own, the oldest first")
 
 
-def read_token(path: str) -> str | None:
-    """Return the token in the file at *path*, or None if *path* is empty.
-
-    :raises ConfigError: the file cannot be read, or its token is too short
-    """
-    return tokens.read_token(path, f"{PROTOCOL}.token-file")
-
-
 def check_place(endpoint: str, settings: AdminSettings) -> None:
     """Check that *endpoint* is on loopback, or that TLS and a token protect it.
 
@@ -39,7 +32,7 @@ def check_place(endpoint: str, settings: AdminSettings) -> None:
     if is_local(endpoint):
         return
     missing = [] if is_encrypted(endpoint) or settings.tls_certificate else [f"TLS ({PROTOCOL}.tls-certificate)"]
-    missing += [] if settings.token_file else [f"a token ({PROTOCOL}.token-file)"]
+    missing += [] if settings.token_file else [f"a token ({TOKEN_FILE})"]
     if missing:
         raise ConfigError(
             f"refusing to listen at --listen {PROTOCOL}={endpoint}, where other machines could see everything; "

@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from heapq import nlargest
 from itertools import chain, islice
 from pathlib import Path
@@ -39,6 +39,10 @@ from fyrehose.options import shown_size
 
 #: The default number of streams and of subscribers that an answer lists.
 LISTED = 200
+#: How many names of streams are compared in one step.
+MOST_COMPARED = 1_000
+#: An object for JSON that is made in steps.
+Listing = Generator[None, None, dict[str, Any]]
 
 
 @attrs.define(eq=False)
@@ -59,15 +63,18 @@ class Status:
     )
     ends: Ends = attrs.field(default=attrs.Factory(lambda self: Ends(self.broker), takes_self=True))
 
-    def complete(self, match: str = "", listed: int = LISTED) -> dict[str, Any]:
-        """Return the complete status.
+    def complete(self, match: str = "", listed: int = LISTED) -> Listing:
+        """Return the complete status, in steps.
 
         :param match: list only streams whose name contains this text, in any case
         :param listed: limit of the streams, and of the subscribers, that are listed
         """
+        streams = yield from self._streams(match, listed)
+        subscriptions = yield from self._subscriptions(listed)
         lags = self.sampler.subscriber_lags.lags()
         budget, counters = self.broker.budget, self.broker.counters
         now = self.sampler.now()
+        yield
         return {
             "time": now,
             "host": self.host,
@@ -85,33 +92,25 @@ class Status:
             "journal": self.journal(),
             "listeners": self._listeners(),
             "protocols": self.protocols(lags),
-            "streams": self._streams(match, listed),
+            "streams": streams,
             "subscribers": {
                 "total": sum(tally.subscribers for tally in self.broker.fanout.tallies.values()),
                 "lag": lags.largest,
                 "lag_age": round(max(0.0, self.sampler.clock.seconds() - lags.started), 3),
                 "listed": [_subscriber(cursor) for cursor in lags.furthest_behind(listed)],
             },
-            "subscriptions": self._subscriptions(listed),
+            "subscriptions": subscriptions,
             "writers": {"total": len(counters.writers), "listed": counters.writers.listed()[:listed]},
             "refusals": self._refusals(),
             "last_refusals": self._last_refusals(listed),
             "events": self._events(),
         }
 
-    def streams_page(self, match: str, page: int, limit: int) -> dict[str, Any]:
-        """Return page *page* (from 0) of the streams whose names contain *match*; a page has *limit* entries."""
-        ends = self.broker.journal.ends()
-        matching = _matching(ends, match)
-        rate = self.rates.current()
-        self.ends.begin()
-        listed = islice(matching, page * limit, (page + 1) * limit)
-        return {
-            "total": len(ends),
-            "matching": len(matching),
-            "page": page,
-            "listed": [self._stream(stream, ends[stream], rate(stream)) for stream in listed],
-        }
+    def streams_page(self, match: str, page: int, limit: int) -> Listing:
+        """Return page *page* (from 0) of the streams whose names contain *match*, in steps; it has *limit* entries."""
+        matching = yield from _matching(self.broker.journal.ends(), match)
+        listed = yield from self._described(islice(matching, page * limit, (page + 1) * limit))
+        return {"total": len(self.broker.journal.ends()), "matching": len(matching), "page": page, "listed": listed}
 
     def subscribers_page(self, page: int, limit: int) -> dict[str, Any]:
         """Return page *page* (from 0) of the subscribers; a page has *limit* entries."""
@@ -185,22 +184,25 @@ class Status:
             )
         return protocols
 
-    def _streams(self, match: str, listed: int) -> dict[str, Any]:
-        """Return the busiest streams, followed by the others in the order of their creation."""
-        ends = self.broker.journal.ends()
-        rate = self.rates.current()
-        self.ends.begin()
-        matching = _matching(ends, match)
+    def _streams(self, match: str, listed: int) -> Listing:
+        """Return the busiest streams, followed by the others in the order of their creation, in steps."""
+        matching = yield from _matching(self.broker.journal.ends(), match)
+        self.rates.current()
         growth = self.rates.growth
-        busiest = nlargest(listed, _matching(growth, match), key=lambda stream: growth[stream])
+        growing = yield from _matching(growth, match)
+        busiest = nlargest(listed, growing, key=lambda stream: growth[stream])
         others = (stream for stream in matching if stream not in growth)
-        return {
-            "total": len(ends),
-            "matching": len(matching),
-            "listed": [
-                self._stream(stream, ends[stream], rate(stream)) for stream in islice(chain(busiest, others), listed)
-            ],
-        }
+        shown = yield from self._described(islice(chain(busiest, others), listed))
+        return {"total": len(self.broker.journal.ends()), "matching": len(matching), "listed": shown}
+
+    def _described(self, streams: Iterable[str]) -> Generator[None, None, list[dict[str, Any]]]:
+        """Describe those of *streams* that are not retired, in steps."""
+        ends, rate, found = self.broker.journal.ends(), self.rates.current(), list[dict[str, Any]]()
+        for stream in streams:
+            if stream in ends:
+                found.append(self._stream(stream, ends[stream], rate(stream)))
+                yield
+        return found
 
     def _stream(self, stream: str, last: int, rate: float | None) -> dict[str, Any]:
         first = self.broker.bounds(stream)[0]
@@ -218,9 +220,12 @@ class Status:
             "subscribers": self.broker.fanout.subscribers(stream),
         }
 
-    def _subscriptions(self, listed: int) -> dict[str, Any]:
-        """Return the named subscriptions that are furthest behind."""
-        every = self.broker.named.listed()
+    def _subscriptions(self, listed: int) -> Listing:
+        """Return the named subscriptions that are furthest behind, in steps."""
+        every = []
+        for each in self.broker.named.listed():
+            every.append(each)
+            yield
         furthest = nlargest(listed, every, key=lambda each: int(str(each.get("lag", 0))))
         return {"total": len(every), "listed": self.work.added(every, furthest)}
 
@@ -277,7 +282,12 @@ def protocols_of(broker: Broker) -> list[str]:
 
 
 def summary(member: ClusterStatus) -> str:
-    """Return the role of a server in its cluster, its leader and its lag, in plain words."""
+    """Return the role of a server in its cluster, its leader and its lag, and what is wrong with the shared log."""
+    log = member.log
+    return _role(member) + (f"; the shared log: {log.problem}; {log.remedy}" if log.problem else "")
+
+
+def _role(member: ClusterStatus) -> str:
     epoch = f"epoch {member.epoch}"
     if member.role == "leader":
         return f"{member.name} leads, {epoch}"
@@ -333,9 +343,13 @@ def _traffic(kind: str, protocol: str, totals: Totals, rates: Rates | None) -> d
     return {f"{kind}_{name}": value for name, value in found.items()}
 
 
-def _matching(streams: Mapping[str, int], match: str) -> Collection[str]:
-    text = match.lower()
-    return [stream for stream in streams if text in stream.lower()] if match else streams.keys()
+def _matching(streams: Mapping[str, int], match: str) -> Generator[None, None, list[str]]:
+    """Return the names among *streams*, which may change meanwhile, that contain *match* in any case, in steps."""
+    names, text, found = list(streams), match.lower(), list[str]()
+    for at in range(0, len(names) if match else 0, MOST_COMPARED):
+        found += (name for name in names[at : at + MOST_COMPARED] if text in name.lower())
+        yield
+    return found if match else names
 
 
 def _memory() -> dict[str, int]:

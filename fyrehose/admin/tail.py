@@ -7,16 +7,13 @@ counted.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 
 import attrs
-from twisted.python.failure import Failure
 
 from fyrehose import ndjson
 from fyrehose.broker.broker import Broker
 from fyrehose.jsontext import dumped
-from fyrehose.net.lifecycle import Timers
 from fyrehose.records import Record, Run, column_of
 from fyrehose.sessions import PIECE
 
@@ -39,8 +36,6 @@ class StreamTail:
     broker: Broker
     stream: str
     back: int = MOST_RECORDS
-    #: Cost of the last read, as the number of bytes that the server could have sent to peers in the same time.
-    cost: int = attrs.field(default=0, init=False)
     _next: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -54,12 +49,10 @@ class StreamTail:
             there are no new records
         """
         last = self.broker.bounds(self.stream)[1]
-        self.cost = 0
         if last < self._next:
             return None
         start = max(self._next, last + 1 - MOST_RECORDS)
         runs = self.broker.read(self.stream, start, LOOKUP_BYTES)
-        self.cost = PIECE + sum(len(run.payload) for run in runs) // 4
         found = [one for run in runs for one in zip(_cut(run).records(), run.sizes, strict=True)][:MOST_RECORDS]
         if not found:
             self._next = last + 1
@@ -68,41 +61,6 @@ class StreamTail:
         skipped = shown[0]["seq"] - self._next
         self._next = found[-1][0].seq + 1
         return {"skipped": skipped, "records": shown}
-
-
-@attrs.define(eq=False)
-class TailTurns:
-    """A sender that calls *send* every INTERVAL seconds, in turns with others (see :mod:`fyrehose.net.turns`).
-
-    :ivar send: sends the new records, and returns about how many bytes they have
-    :ivar on_failed: called with the failure of a turn; ends the connection
-    """
-
-    timers: Timers
-    broker: Broker
-    send: Callable[[], int]
-    on_failed: Callable[[Failure], object]
-    _stopped: bool = attrs.field(default=False, init=False)
-
-    def begin(self) -> None:
-        """Request the first turn, in which records are sent."""
-        self.broker.turns.ready(self)
-
-    def stop(self) -> None:
-        """Stop sending records."""
-        self._stopped = True
-        self.timers.stop(self.begin)
-
-    def failed(self, failure: Failure) -> None:
-        """End the connection, because sending failed."""
-        self.on_failed(failure)
-
-    def take_turn(self) -> int:
-        """Send the new records, and ask for the next turn after INTERVAL."""
-        if self._stopped:
-            return 0
-        self.timers.start(INTERVAL, self.begin)
-        return self.send()
 
 
 def _cut(run: Run) -> Run:

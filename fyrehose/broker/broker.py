@@ -8,7 +8,7 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
@@ -50,7 +50,7 @@ from fyrehose.interfaces import (
     JournalState,
 )
 from fyrehose.net.inflight import InFlight
-from fyrehose.net.turns import Turns
+from fyrehose.net.turns import SteppedWork, Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import Stalls
@@ -68,6 +68,8 @@ T = TypeVar("T")
 MAX_STREAMS = 200_000
 #: How many streams for dead letters of listeners may be created beyond ``max_streams``.
 RESERVED = 16
+#: A server that has at most this many changes to replay leads at once; these take some hundredths of a second.
+FEW_CHANGES = 5_000
 
 
 @implementer(IJournalObserver)
@@ -146,13 +148,14 @@ class Broker(Peer):
     def __attrs_post_init__(self) -> None:
         self.broker = self
         self.budget.window = lambda: min(self.journal.window, self.budget.limit // 2)
+        self.turns.long = lambda kind: self.counters.add("server", f"long-turn-{kind}")
         super().__attrs_post_init__()
         self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         self._new_streams = NewStreams(self._most_new_streams)
         publish = partial(publish_deferred, self.publisher(None, fire))
         self.once = PublishedOnce(
-            self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys
+            self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys, turns=self.turns
         )
         self.table = SubscriptionTable(
             self.clock,
@@ -163,18 +166,28 @@ class Broker(Peer):
             admit=self.admit_letter,
             forget_streams=self.forget_streams,
             now=self.journal.record_time,
+            turns=self.turns,
         )
 
     def open(self) -> Deferred[None]:
         """Open the journal, and continue the numbering of its streams."""
+        self.journal.why_not_ready = self._why_not_ready
         opening: Deferred[Mapping[str, int]] = self.journal.open(self)
         return opening.addCallback(self._opened)
 
     def _opened(self, ends: Mapping[str, int]) -> None:
         self._thread = get_ident()
         self._recover(ends)
-        self.once.open()
         self.follows = self.standing.role is ServerRole.FOLLOWER
+        if self.follows:
+            self.once.stream.follow()
+        else:
+            self.once.open()
+
+    def _why_not_ready(self) -> str:
+        """Return why this server would be silent for long if it led now; empty: it would not."""
+        lag = max(state.lag for state in (self.table.stream, self.once.stream))
+        return f"it has {lag} changes of its state to replay" if self.follows and lag > FEW_CHANGES else ""
 
     def check_thread(self) -> None:
         """Check that the caller is in the reactor's thread.
@@ -330,13 +343,20 @@ class Broker(Peer):
             self.largest[stream] = self._max_payload(stream)
 
     def change_limits(self, rules: StreamRules, limits: PeerLimits, max_streams: int, named_subscriptions: int) -> None:
-        """Use other limits from now on; streams and subscriptions above them stay."""
+        """Use other limits from now on, in each stream after a few turns; streams and subscriptions above them stay."""
         self.rules, self.limits, self.max_streams = rules, limits, max_streams
-        self.largest = {stream: self._max_payload(stream) for stream in self.largest}
+        SteppedWork(self.turns, self._limit_payloads()).begin()
         self.subscriptions.change(limits.subscriptions)
         self._new_streams.most = self._most_new_streams
         self.named_subscriptions = named_subscriptions
         self.table.room.change(named_subscriptions)
+
+    def _limit_payloads(self) -> Iterator[None]:
+        """Apply the present rules to the payloads of all streams, one in each step."""
+        for stream in list(self.largest):
+            if stream in self.largest:
+                self.largest[stream] = self._max_payload(stream)
+                yield
 
     @property
     def _most_new_streams(self) -> int:
@@ -351,7 +371,8 @@ class Broker(Peer):
             for state in (self.table.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
-        self.fanout.durable(ends)
+        if self.fanout.cursors:
+            self.fanout.durable(ends)
         if self.table.entries:
             self.table.durable(ends)
 

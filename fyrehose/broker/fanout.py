@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.interfaces import IConnectedSink, INamedSink, IRelay, ISink, ISubscription
+from fyrehose.interfaces import IConnectedSink, IRelay, ISink, ISubscription
 from fyrehose.net.turns import Turns
 from fyrehose.records import Delivery, Run
 
@@ -131,7 +131,7 @@ class Cursor:
     def closes_in(self) -> float | None:
         """Return the seconds until the subscriber is disconnected because it does not read; None while it reads."""
         connected: Any = self.sink
-        return connected.closes_in if IConnectedSink.providedBy(connected) else None
+        return connected.connection.closes_in if IConnectedSink.providedBy(connected) else None
 
     @property
     def audience(self) -> int:
@@ -410,4 +410,9 @@ class Fanout:
 def subscriber_of(sink: ISink) -> tuple[str, str]:
     """Return the name of the protocol, and the peer, that *sink* serves; empty where it names none."""
     named: Any = sink
-    return named.subscriber if INamedSink.providedBy(named) else ("", "")
+    served: tuple[str, str] = ("", "")
+    if IConnectedSink.providedBy(named):
+        served = named.connection.subscriber
+    elif IRelay.providedBy(named):
+        served = named.subscriber
+    return served

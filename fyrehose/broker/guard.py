@@ -106,22 +106,32 @@ class PeerRights:
         verdict = self.verdicts[action].get(stream)
         return self._judge(action, stream) if verdict is None else verdict
 
+    def check(self, action: Action, stream: str) -> None:
+        """Raise Forbidden unless the identity may do *action* on *stream* now; see :meth:`.IBroker.check`."""
+        known = self.ends is None and self.verdicts[action].get(stream)
+        if not known and not self.permits(action, stream):
+            raise self.refusal(action, stream)
+
     def has(self, action: Action) -> bool:
         """Return whether the identity may do *action* on some stream now."""
         self.check_end()
         return any(rule.has(action) for rule in self._applying())
 
-    def refusal(self, action: Action, stream: str) -> Forbidden:
-        """Return the error for a peer that may not do *action* on *stream*; the error says why."""
+    def refusal(self, action: Action, stream: str, target: str = "") -> Forbidden:
+        """Return the error for a peer that may not do *action* on *stream*; the error says why.
+
+        :param target: what the error names in place of *stream*, which the peer must not learn
+        """
+        target = target or f"stream {stream[:80]!r}"
         verb, policy = _VERBS[action], self.guard.policy
         flaw = policy.flaw(self.identity, self.guard.now())
         if flaw:
-            what = f"{self.identity} may not {verb} stream {stream[:80]!r} with its token"
+            what = f"{self.identity} may not {verb} {target} with its token"
             return TokenEnded(f"{what}: {flaw}; `fyrehose token create` makes another")
         advice = f": {policy.advice}" if policy.advice else ""
         if stream.startswith("."):
             advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"
-        return Forbidden(f"{self.identity} may not {verb} stream {stream[:80]!r}{advice}")
+        return Forbidden(f"{self.identity} may not {verb} {target}{advice}")
 
     def readable(self, streams: Collection[str]) -> Collection[str]:
         """Return those of *streams* that the identity may subscribe to; none of them is the server's own."""

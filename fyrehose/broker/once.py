@@ -38,8 +38,10 @@ from fyrehose.broker.state_stream import StateStream
 from fyrehose.errors import KeyReused, NoRoomForKey
 from fyrehose.interfaces import IJournal
 from fyrehose.net.inflight import InFlight
+from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Publish, Record, Run
+from fyrehose.standing import ServerRole
 
 log = Logger()
 
@@ -128,6 +130,7 @@ class PublishedOnce:
     :ivar kept: the shortest time for which a key is kept, unless its holder has the largest share of a full table, in
         seconds
     :ivar most: the largest number of durable keys, if the budget has room for them
+    :ivar turns: gives the replay of a follower its turns
     :ivar capacity: the largest number of durable keys that the budget has room for; as many more may be on their way to
         disk, half of them for one holder
     """
@@ -138,6 +141,7 @@ class PublishedOnce:
     counters: Counters
     kept: float = KEPT
     most: int = MOST_KEYS
+    turns: Turns = attrs.field(kw_only=True)
     capacity: int = attrs.field(init=False)
     #: the remembered publishes by stream and key, in the order of their latest records
     _known: OrderedDict[tuple[str, str], Known] = attrs.field(factory=OrderedDict, init=False)
@@ -150,7 +154,7 @@ class PublishedOnce:
         self.capacity = max(1, min(self.most, self.budget.limit // 16 // ENTRY))
         self._durable, self._in_flight = FairShare(self.capacity), FairShare(self.capacity)
         read, bounds = self.journal.read, self.journal.bounds
-        self.stream = StateStream(STREAM, SOURCE, self, read, bounds, content_type="application/json")
+        self.stream = StateStream(STREAM, SOURCE, self, read, bounds, content_type="application/json", turns=self.turns)
 
     def open(self) -> None:
         """Recover the last keys from the journal, which is open, or the keys that were appended since the last call.
@@ -168,16 +172,15 @@ class PublishedOnce:
         """Return the number at which a replay has to begin, which needs the last ``4 * capacity`` records."""
         return max(self.journal.bounds(STREAM)[0], newest.seq - READ_BACK * self.capacity + 1)
 
-    def apply(self, record: Record) -> bool:
+    def apply(self, record: Record) -> None:
         """Remember the key of *record*; skip a record that is invalid, because no other depends on it."""
         try:
             known = unpack(record, self.journal.monotonic())
         except ValueError:
             log.warn("record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM)
-            return False
+            return
         if known is not None:
             self._recover(known)
-        return False
 
     def publish(self, publisher: Publisher, runs: list[Run], key: str, note: Any, holder: str) -> None:
         """Publish *runs* by *publisher*, unless they were published with *key* before.
@@ -194,12 +197,16 @@ class PublishedOnce:
         known = self._known.get(name)
         if known is not None and known.digest != digest:
             raise KeyReused(f"key {key[:80]!r} belongs to other messages, which were published before")
-        if known is not None and known.waiting is None:
-            publisher.settle((publisher.repeat(runs, known.first, note),))
-            return
-        self.journal.standing.check_writable()
-        if known is not None and known.waiting is not None:
-            known.waiting.append(publisher.repeat(runs, known.first, note))
+        standing = self.journal.standing
+        # A follower may have read a key of messages that the leader has not acknowledged yet, and does not show either.
+        if known is None or known.waiting is not None or standing.role is ServerRole.FOLLOWER:
+            standing.check_writable()
+        if known is not None:
+            again = publisher.repeat(runs, known.first, note)
+            if known.waiting is None:
+                publisher.settle((again,))
+            else:
+                known.waiting.append(again)
             return
         if not self._in_flight.fits() or 2 * len(self._in_flight.of(holder)) >= self.capacity:
             raise NoRoomForKey(

@@ -40,6 +40,7 @@ from typing import Any
 import attrs
 
 from fyrehose.broker.signed import Grant, Rights, grant_of, read_key
+from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity, in_networks, network_of
 from fyrehose.options import Network, counted
 from fyrehose.patterns import Pattern, compiled
@@ -260,7 +261,7 @@ class RuleTable:
         for name in self.signed:
             try:
                 signers.append(read_key(folder / name))
-            except ValueError as error:
+            except ConfigError as error:
                 raise Mistake(f"signed is {name!r}: {error}", key="signed") from None
         return Rule(
             networks=self.network,

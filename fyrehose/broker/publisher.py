@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -29,6 +30,7 @@ from fyrehose.records import MAX_PUBLISH, USUAL_NAMES, Publish, Run
 if TYPE_CHECKING:
     from fyrehose.broker.peer import Peer
 
+_first_seq: Callable[[Run], int] = attrgetter("first_seq")
 #: How many producers of one source are counted, at most.
 MOST_PRODUCERS = 10_000
 #: The memory that is charged for a run besides its bytes, for its Python objects, in bytes.
@@ -74,12 +76,7 @@ class Publisher:
         self._verdicts = None if peer.rights is None else peer.rights.verdicts[Action.PUBLISH]
 
     def publish(
-        self,
-        runs: list[Run],
-        note: Any = None,
-        own: Sequence[Run] = (),
-        key: str | None = None,
-        owner: Any = None,
+        self, runs: list[Run], note: Any = None, own: Sequence[Run] = (), key: str | None = None, owner: Any = None
     ) -> None:
         """Publish runs of drafts in one batch, all of them or none; the caller must not use the runs any more.
 
@@ -115,15 +112,12 @@ class Publisher:
         if not runs:
             raise InvalidRun("a publish has no runs; publish at least one record")
         largest, usual, size = broker.largest, True, 0
-        wanted: list[tuple[str, int]] = []
         created: Sequence[str] = ()
         for run in runs:
-            stream = run.stream
             # Check a run in detail only if it may create its stream, or exceed a limit of payloads or names.
-            if len(run.payload) > largest.get(stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
+            if len(run.payload) > largest.get(run.stream, -1) or run.room - run.size > USUAL_NAMES or not run.lengths:
                 usual = False
             size += run.room
-            wanted.append((stream, len(run.lengths) // 4))
         if not usual:
             created = broker.create_streams(runs[:counted], own, None if rights is None else rights.identity)
         try:
@@ -131,13 +125,10 @@ class Publisher:
                 raise PayloadTooLarge(
                     f"publish of {size} bytes exceeds the limit of {MAX_PUBLISH} bytes; publish less at a time"
                 )
-            firsts = broker.sequencer.reserve(wanted)
+            broker.sequencer.number(runs)
         except PublishError:
             broker.forget_streams(created)
             raise
-        for run, first in zip(runs, firsts, strict=True):
-            run.first_seq = first
-            run.last_seq = first + len(run.lengths) // 4 - 1
         if self._account is not None:
             charge = size + RUN_OVERHEAD * len(runs)
             self._account.hold(charge, charge)
@@ -197,7 +188,7 @@ class Publisher:
 def fire(items: Sequence[Publish]) -> None:
     """Settle publishes whose note is a Deferred: fire the Deferred with the first number of each run."""
     for item in items:
-        item.note.callback(tuple(run.first_seq for run in item.runs))
+        item.note.callback(tuple(map(_first_seq, item.runs)))
 
 
 def publish_deferred(

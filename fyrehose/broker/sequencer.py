@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from fyrehose.errors import StreamFull
-from fyrehose.records import LAST_SEQ
+from fyrehose.records import LAST_SEQ, Run
 
 
 @attrs.define
@@ -17,15 +17,14 @@ class Sequencer:
     _ends: dict[str, int] = attrs.field(factory=dict, init=False)
     _floor: int = attrs.field(default=0, init=False)
 
-    def reserve(self, wanted: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-        """Reserve consecutive numbers for each (stream, count) in *wanted*, for all of them or for none.
+    def number(self, runs: Sequence[Run]) -> None:
+        """Give all records of *runs* the next numbers of their streams, or use no number if an error is raised.
 
-        :return: the first reserved number for each stream
-        :raises StreamFull: a stream has fewer numbers left; no numbers were reserved
+        :raises StreamFull: a stream has fewer numbers left, so the numbers that *runs* have now mean nothing
         """
         ends: dict[str, int] = {}
-        firsts = []
-        for stream, count in wanted:
+        for run in runs:
+            stream, count = run.stream, len(run.lengths) // 4
             end = ends.get(stream) or self._ends.get(stream, self._floor)
             if end + count > LAST_SEQ:
                 raise StreamFull(
@@ -33,10 +32,9 @@ class Sequencer:
                     "are left; publish to another stream"
                 )
             assert count > 0, f"{count} numbers of stream {stream!r} are asked for"
-            firsts.append(end + 1)
+            run.first_seq, run.last_seq = end + 1, end + count
             ends[stream] = end + count
         self._ends.update(ends)
-        return tuple(firsts)
 
     def last(self, stream: str) -> int:
         """Return the last number of *stream* that was reserved."""

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 
 from fyrehose.identity import Action
-from fyrehose.options import why_unreadable
+from fyrehose.options import secret_in
 from fyrehose.patterns import Pattern, compiled
 
 #: The longest token, in characters; the server keeps the token of each connection in memory.
@@ -85,18 +85,9 @@ def is_signed(token: str) -> bool:
 def read_key(path: Path) -> bytes:
     """Return the key in the first line of the file at *path*.
 
-    :raises ValueError: the key cannot be read, or is too short
+    :raises ConfigError: the key cannot be read, or is too short
     """
-    try:
-        key = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read the key {path}: {why_unreadable(error)}") from error
-    if len(key) < SHORTEST_KEY:
-        raise ValueError(
-            f"the key in {path} has {len(key)} characters, expected at least {SHORTEST_KEY}; create one with: "
-            f"(umask 077; openssl rand -hex 32 > {path})"
-        )
-    return key.encode()
+    return secret_in(path, "the key", "key", SHORTEST_KEY).encode()
 
 
 def sign(rights: Mapping[Action, Sequence[str]], expires: int, key: bytes) -> str:

@@ -11,17 +11,21 @@ The theory, which holds for named subscriptions, shared subscriptions, the keys 
 2. **One batch.**  The record of a change is appended together with the messages that the change is about.  After a
    crash both are there, or neither.  :meth:`StateStream.draft` makes such a record;
    :meth:`StateStream.append` publishes one by itself.
-3. **A checkpoint is a change, too**: "forget everything; this is the state".  It contains all that was *appended*
-   before it, durable or not, because that is what the records before it add up to.
-4. **Every record names the last durable checkpoint**, so the newest record alone says where a replay begins.  Records
-   before the checkpoint are never read, and retention may delete them.  A replay that begins earlier, or runs through a
-   checkpoint, gives the same state.
+3. **A checkpoint is many changes**: each of its records says "this is the state of that member", with all that was
+   *appended* before, durable or not.  Slices of such records are written in turns, and others append between them.  A
+   replay that begins at the first of these records skips the changes of members that it has not met; it meets each
+   member that still exists, in a record of the checkpoint, or because it was created behind the first one.
+4. **Every record names the last checkpoint that is complete**, by the number of its first record, so the newest record
+   alone says where a replay begins.  The last record of a checkpoint names that checkpoint.  Records before it are
+   never read, and retention may delete them.  A replay that begins earlier, or runs through a checkpoint, also through
+   one that a crash has cut short, gives the same state.
 5. **A checkpoint is due** when the records behind the last one exceed a fixed size, and four times the size of that
    checkpoint: a replay takes a bounded time, and checkpoints add at most a quarter to what is written.  It is also due
    when retention has to delete the segment of the last one.  If it is refused, for example by a full disk, the next
    check finds it due again.
-6. **A follower replays all the time**, so that it has only the latest records to replay when it takes over.  A server
-   that has written to the stream itself forgets how far it has replayed: its next replay begins at the checkpoint.
+6. **A follower replays all the time**, in turns, and takes over only if it lacks few records: replaying them all at
+   once would keep it silent for seconds.  A server that has written to the stream itself forgets how far it has
+   replayed: its next replay begins at the checkpoint.  A record that was refused does not count as written.
 7. **Only the server writes here.**  Names of such streams begin with a dot, and records of another source are skipped:
    a policy may let an operator's program publish into such a stream, and that must not change the state.
 
@@ -31,16 +35,18 @@ The keys of publishes have no checkpoints: each record stands for itself, old on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from struct import pack
 from typing import Any, Protocol, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.errors import JournalCorrupt, PublishError
+from fyrehose.net.turns import SteppedWork, Turns
 from fyrehose.records import Record, Run
 
 log = Logger()
@@ -50,8 +56,10 @@ T = TypeVar("T")
 Steps = Generator[Deferred[Any], Any, T]
 #: The journal's ``read``: stream, first number, size in bytes -> runs.
 Read = Callable[[str, int, int], tuple[Run, ...]]
-#: Size of one read, in bytes.
-READ_SIZE = 4 << 20
+#: Size of one read, in bytes: a read is one step of a replay.
+READ_SIZE = 256 << 10
+#: A slice of a checkpoint ends behind the record with which it has more than this many bytes.
+SLICE_BYTES = 16 << 10
 
 
 class Replayable(Protocol):
@@ -64,11 +72,12 @@ class Replayable(Protocol):
         """Return the number of the record at which a replay has to begin; this record may be deleted already.
 
         :param newest: the last record of the stream
+        :return: 0: there is no checkpoint
         :raises ValueError: the record is invalid
         """
 
-    def apply(self, record: Record) -> bool:
-        """Apply *record* to the state, and return whether the record begins a checkpoint.
+    def apply(self, record: Record) -> None:
+        """Apply *record* to the state.
 
         :raises ValueError: the record is invalid, or a newer version has written it
         """
@@ -79,7 +88,7 @@ class Replayed:
     """The result of a replay: how far the stream was replayed, and which records were missing.
 
     :ivar last: the number up to which the stream was replayed; 0: no record was replayed
-    :ivar checkpoint: number of the first record of the last checkpoint; 0: there is none
+    :ivar checkpoint: the number at which a replay begins, see :meth:`Replayable.begin`
     :ivar missing: how many records after the checkpoint are missing, so that changes may be lost
     :ivar damage: why the replay has stopped; empty: it has not stopped early
     """
@@ -117,46 +126,79 @@ def last_record(read: Read, stream: str, bounds: tuple[int, int], source: str) -
     return None
 
 
-def replay(
-    state: Replayable,
-    read: Read,
-    bounds: tuple[int, int],
-    stream: str,
-    source: str,
-    found: Replayed | None = None,
-) -> Replayed:
+def replay(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
     """Apply the records of *stream* to *state*, from the last checkpoint on, and count those that are missing.
 
     :param bounds: the oldest and the last number of the stream
-    :param found: the result of an earlier replay, which this one continues; None: begin at the checkpoint
     :raises JournalCorrupt: a record cannot be read, or is invalid
     """
-    oldest, last = bounds
-    if found is None:
-        state.clear()
-        found = Replayed(last=last)
-        newest = last_record(read, stream, bounds, source)
-        if newest is None:
-            return found
-        try:
-            expected = max(1, state.begin(newest))
-        except ValueError as damage:
-            raise JournalCorrupt(f"record {newest.seq} of stream {stream} cannot be replayed: {damage}") from damage
-    else:
-        expected = found.last + 1
-    for record in records(read, stream, max(expected, oldest), last):
-        found.missing += record.seq - expected
-        expected = record.seq + 1
-        if record.source != source:
-            continue
-        try:
-            if state.apply(record):
-                found.checkpoint, found.missing = record.seq, 0
-        except ValueError as damage:
-            raise JournalCorrupt(f"record {record.seq} of stream {stream} cannot be replayed: {damage}") from damage
-    found.missing += max(0, last + 1 - expected)
-    found.last = max(last, expected - 1)
+    found = _begin(state, read, bounds, stream, source)
+    for _ in _steps(found, state, read, lambda stream: bounds, stream, source):
+        pass
     return found
+
+
+def _begin(state: Replayable, read: Read, bounds: tuple[int, int], stream: str, source: str) -> Replayed:
+    """Clear *state*, and find where its replay has to begin.
+
+    :raises JournalCorrupt: as for :func:`replay`
+    """
+    state.clear()
+    newest = last_record(read, stream, bounds, source)
+    if newest is None:
+        return Replayed(last=bounds[1])
+    begin = _judged(state.begin, newest, stream)
+    return Replayed(last=max(1, begin) - 1, checkpoint=begin)
+
+
+def _judged(function: Callable[[Record], T], record: Record, stream: str) -> T:
+    """Return what *function* returns for *record*.
+
+    :raises JournalCorrupt: the record is invalid
+    """
+    try:
+        return function(record)
+    except ValueError as damage:
+        raise JournalCorrupt(f"record {record.seq} of stream {stream} cannot be replayed: {damage}") from damage
+
+
+def _steps(
+    found: Replayed, state: Replayable, read: Read, bounds: Callable[[str], tuple[int, int]], stream: str, source: str
+) -> Iterator[None]:
+    """Continue the replay *found* to the end of the stream; yield before each record that is applied.
+
+    :raises JournalCorrupt: as for :func:`replay`
+    """
+    while True:
+        oldest, last = bounds(stream)
+        start = max(found.last + 1, oldest)
+        runs, newest = read(stream, start, READ_SIZE) if start <= last else (), None
+        for run in runs:
+            for record in run.records():
+                if record.source == source:
+                    yield
+                    _judged(state.apply, newest := record, stream)
+                found.missing += record.seq - found.last - 1
+                found.last = record.seq
+        if newest is not None:
+            found.checkpoint = max(found.checkpoint, _judged(state.begin, newest, stream))
+        if not runs:
+            found.missing += max(0, last - found.last)
+            found.last = max(found.last, last)
+            return
+
+
+def _slices(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield *payloads* in lists of more than :data:`SLICE_BYTES` bytes, except for the last one."""
+    found, size = list[bytes](), 0
+    for payload in payloads:
+        found.append(payload)
+        size += len(payload)
+        if size > SLICE_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
 @attrs.define(eq=False)
@@ -171,7 +213,10 @@ class StateStream:
     :ivar publish: publishes the server's own records; None: they are only published together with messages of peers,
         see
         :meth:`draft`
-    :ivar everything: returns the payloads of a checkpoint: all that was appended; None: the stream has none
+    :ivar everything: yields the payloads of a checkpoint, each with what was appended until then; None: the stream has
+        none
+    :ivar end: returns a payload that changes nothing, and names the checkpoint that begins at a number
+    :ivar turns: gives the slices of a checkpoint, and the steps of a replay, their turns
     :ivar checkpoint_bytes: a checkpoint is due when the records behind the last one exceed this number of bytes, and
         four times its size
     """
@@ -182,13 +227,19 @@ class StateStream:
     read: Read
     bounds: Callable[[str], tuple[int, int]]
     publish: Callable[[Sequence[Run]], Deferred[Any]] | None = None
-    everything: Callable[[], Sequence[bytes]] | None = attrs.field(default=None, kw_only=True)
+    everything: Callable[[], Iterable[bytes]] | None = attrs.field(default=None, kw_only=True)
+    end: Callable[[int], bytes] = attrs.field(default=lambda begin: b"", kw_only=True)
     checkpoint_bytes: int = attrs.field(default=256 << 10, kw_only=True)
     content_type: str | None = attrs.field(default=None, kw_only=True)
-    #: number of the first record of the last durable checkpoint; 0: none
+    turns: Turns = attrs.field(kw_only=True)
+    #: number of the first record of the last checkpoint that is complete and durable; 0: none
     checkpoint: int = attrs.field(default=0, init=False)
+    #: number of its last record, or of its first one, if another server or an earlier one has written it
+    checkpoint_end: int = attrs.field(default=0, init=False)
     _found: Replayed = attrs.field(factory=Replayed, init=False)
     _stale: bool = attrs.field(default=True, init=False)  #: whether the next replay has to begin at the checkpoint
+    _drafts: Run | None = attrs.field(default=None, init=False)  #: the last draft; it gets numbers if it is accepted
+    _following: SteppedWork | None = attrs.field(default=None, init=False)  #: the replay that waits for its next turn
     _checkpoint_size: int = attrs.field(default=0, init=False)
     _bytes_since: int = attrs.field(default=0, init=False)
     _checkpointing: bool = attrs.field(default=False, init=False)
@@ -200,40 +251,92 @@ class StateStream:
 
         :raises JournalCorrupt: a record cannot be read, or is invalid
         """
-        before = None if self._stale or not self._found.last else self._found
-        self._stale = True  # If this replay fails, the next one begins at the checkpoint.
-        self._found = replay(self.state, self.read, self.bounds(self.name), self.name, self.source, before)
-        self._stale, self.checkpoint = False, self._found.checkpoint
+        for _ in self.steps():
+            pass
         return self._found
+
+    def steps(self, afresh: bool = False) -> Generator[None, None, Replayed]:
+        """Bring the state up to date in steps, as :meth:`open` does at once.
+
+        :param afresh: replay from the checkpoint on in any case, because the state was emptied
+        :raises JournalCorrupt: as for :meth:`open`
+        """
+        following, self._following = self._following, None
+        if following is not None:
+            following.stop()  # this server may change the state from now on
+        self._stale = self._stale or afresh
+        yield from self._replay()
+        return self._found
+
+    def _replay(self) -> Iterator[None]:
+        """Replay the records to the end of the stream, in steps.
+
+        :raises JournalCorrupt: as for :meth:`open`
+        """
+        self._note_written()
+        again = self._stale or not self._found.last
+        try:
+            if again:
+                self._found, self._stale = (
+                    _begin(self.state, self.read, self.bounds(self.name), self.name, self.source),
+                    False,
+                )
+            yield from _steps(self._found, self.state, self.read, self.bounds, self.name, self.source)
+        except Exception:
+            self._stale = True
+            raise
+        # What a follower has missed is in the next checkpoint, at which another replay begins.
+        self._stale = not again and self._found.missing > 0 and self._found.checkpoint > self.checkpoint
+        self.checkpoint = self.checkpoint_end = self._found.checkpoint
+        if self._stale:
+            yield from self._replay()
+
+    @property
+    def lag(self) -> int:
+        """Return how many records of the stream are not replayed, at most."""
+        return self.bounds(self.name)[1] - (0 if self._stale else self._found.last)
 
     def follow(self) -> None:
         """Replay what another server has appended; after a damaged record, only :meth:`open` tries again."""
-        if self._found.damage:
+        if not self._found.damage and self._following is None:
+            self._following = SteppedWork(self.turns, self._replay())
+            self._following.begin().addBoth(self._followed)
+
+    def _followed(self, result: Any) -> None:
+        """Note that the replay has ended; after a defect, the next record begins it again at the checkpoint."""
+        self._following = None
+        if not isinstance(result, Failure):
             return
-        try:
-            self.open()
-        except JournalCorrupt as damage:
-            self._found = Replayed(damage=str(damage))
-            log.warn("this server cannot take over before this is mended: {damage}", damage=str(damage))
+        if result.check(JournalCorrupt):
+            self._found = Replayed(damage=str(result.value))
+            log.warn("this server cannot take over before this is mended: {damage}", damage=self._found.damage)
+        else:
+            log.failure("the stream {stream} is not replayed", result, stream=self.name)
 
     # Writing.
 
     def draft(self, *payloads: bytes) -> Run:
         """Return records with *payloads*, to be published in one batch with the messages that they belong to."""
-        self._stale = True
+        self._note_written()
         self._bytes_since += sum(map(len, payloads))
-        return Run(
+        self._drafts = made = Run(
             stream=self.name,
             source=self.source,
             lengths=pack(f"<{len(payloads)}I", *map(len, payloads)),
             payload=b"".join(payloads),
             content_type=self.content_type,
         )
+        return made
 
-    def append(self, payload: bytes) -> Deferred[Any]:
-        """Append one record by itself, without messages of peers; the Deferred fires when the record is durable."""
+    def _note_written(self) -> None:
+        """Begin the next replay at the checkpoint if the last draft was accepted."""
+        if self._drafts is not None and self._drafts.first_seq:
+            self._stale, self._drafts = True, None
+
+    def append(self, *payloads: bytes) -> Deferred[Any]:
+        """Append records by themselves, without messages of peers; the Deferred fires when they are durable."""
         assert self.publish is not None, "the stream publishes nothing by itself"
-        return self.publish([self.draft(payload)])
+        return self.publish([self.draft(*payloads)])
 
     def is_due(self) -> bool:
         """Return whether a checkpoint is due, because enough was written since the last one (rule 5)."""
@@ -247,25 +350,30 @@ class StateStream:
         if (must_move or self.is_due()) and not self._checkpointing:
             self.write_checkpoint().addErrback(self._not_written)
 
-    def write_checkpoint(self) -> Deferred[None]:
+    @inlineCallbacks
+    def write_checkpoint(self) -> Steps[None]:
         """Write a checkpoint; the Deferred fires when it is durable, and fails if the journal refuses it."""
         assert self.everything is not None, "the stream has no checkpoints"
-        assert self.publish is not None, "the stream publishes nothing by itself"
-        payloads = self.everything()
-        self._checkpointing = True
-        behind, checkpoint = self._bytes_since, self.draft(*payloads)
+        behind, size, begin = self._bytes_since, 0, 0
         self._bytes_since = 0
-
-        def durable(firsts: tuple[int, ...]) -> None:
-            self._checkpointing = False
-            self.checkpoint, self._checkpoint_size = firsts[0], sum(map(len, payloads))
-
-        def refused(failure: Failure) -> Failure:
-            self._checkpointing = False
+        self._checkpointing = True
+        try:
+            for payloads in _slices(chain([self.end(self.checkpoint)], self.everything())):
+                firsts = yield self.append(*payloads)
+                begin, part = begin or firsts[0], sum(map(len, payloads))
+                size += part
+                if part > SLICE_BYTES:
+                    turn = SteppedWork(self.turns, iter(()))
+                    self.turns.ready(turn)
+                    yield turn.done
+            (end,) = yield self.append(self.end(begin))
+        except PublishError:
             self._bytes_since += behind
-            return failure
-
-        return self.publish([checkpoint]).addCallbacks(durable, refused)
+            raise
+        finally:
+            self._checkpointing = False
+        self.checkpoint, self.checkpoint_end, self._checkpoint_size = begin, end, size
+        self._bytes_since -= size
 
     def _not_written(self, failure: Failure) -> None:
         failure.trap(PublishError)

@@ -1,10 +1,9 @@
 """Read the ages and the mean size of a stream's records from its two ends, for lists of streams.
 
-    first and last number of a stream -> at most a few reads per answer -> times of the two ends, mean size
+    first and last number of a stream -> at most three reads -> times of the two ends, mean size
 
 The journal keeps no size and no time for each stream.  A result is kept until a record is added or deleted at the end
-that it was read from, so a page that is open costs few reads.  One answer makes a limited number of reads; streams for
-which none is left stay unknown until the next answer.
+that it was read from, so a page that is open costs few reads.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import attrs
 from fyrehose.errors import JournalError
 from fyrehose.interfaces import IBroker
 
-#: How many reads one answer may make; each takes about as long as a delivery.
-READS = 24
 #: The number of streams whose ends are remembered.
 KEPT = 2_000
 #: The records at the end of a stream, and their bytes, from which the mean size is computed.
@@ -47,20 +44,12 @@ class End:
 class Ends:
     """A reader of the first and the last records of the streams of *broker*, which remembers the results.
 
-    :ivar reads: how many reads one answer makes at most
     :ivar kept: how many streams are remembered
     """
 
     broker: IBroker
-    reads: int = READS
     kept: int = KEPT
-    #: how many reads are left for the present answer
-    left: int = attrs.field(default=0, init=False)
     _known: OrderedDict[str, End] = attrs.field(factory=OrderedDict, init=False)
-
-    def begin(self) -> None:
-        """Begin an answer, for which :attr:`reads` reads are allowed."""
-        self.left = self.reads
 
     def of(self, stream: str, first: int, last: int, grows: bool) -> End:
         """Return the ages and the size of *stream*, whose records are *first* to *last*, as far as known.
@@ -78,9 +67,9 @@ class Ends:
             end.oldest = end.newest = end.mean = None
             return end
         try:
-            if end.first != first and self.left > 0:
+            if end.first != first:
                 self._read_oldest(stream, end, first)
-            if end.last != last and (end.mean is None or not grows) and self.left > 0:
+            if end.last != last and (end.mean is None or not grows):
                 self._read_newest(stream, end, first, last)
         except JournalError:
             # Retention may have deleted the records.  Damage is reported to subscribers that read the stream.
@@ -88,16 +77,13 @@ class Ends:
         return end
 
     def _read_oldest(self, stream: str, end: End, first: int) -> None:
-        self.left -= 1
         runs = self.broker.read(stream, first, 1)
         end.first, end.oldest = first, runs[0].time / 1e6 if runs else None
 
     def _read_newest(self, stream: str, end: End, first: int, last: int) -> None:
-        self.left -= 1
         runs = self.broker.read(stream, max(first, last - RECORDS + 1), BYTES)
         count, size = sum(map(len, runs)), sum(len(run.payload) for run in runs)
         end.mean = size / count if count else None
         if runs and runs[-1].last_seq < last:  # the records are so large that the newest one is not among them
-            self.left -= 1
             runs = self.broker.read(stream, last, 1)
         end.last, end.newest = last, runs[-1].time / 1e6 if runs else None

@@ -9,7 +9,7 @@ from fyrehose.cli import candidates
 from fyrehose.cli.completion import completion
 from fyrehose.cli.program import Commands, Program
 
-_SAME = ("bench", "help", "protocols", "reload", "token")
+_SAME = ("bench", "forward", "help", "protocols", "reload", "token")
 _CLIENT = ("dead", "publish", "streams", "subscriptions", "tail", "work")
 #: The commands that each module of this package defines.
 COMMANDS = {
@@ -25,6 +25,11 @@ COMMANDS = {
 class MainProgram(Program):
     """The command ``fyrehose``; its help fits on a screen, because it lists commands, not options."""
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the example, indented as those of the commands."""
+        with formatter.indentation(), formatter.indentation():
+            super().format_help_text(ctx, formatter)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write only the commands, because the usage line names the options."""
         self.format_commands(ctx, formatter)
@@ -39,8 +44,7 @@ class MainProgram(Program):
 @click.version_option(__version__, message="fyrehose %(version)s")
 def main() -> None:
     """\b
-    Publish to a Fyrehose server, read its streams, and inspect its journal:
-        fyrehose publish --stream notes "first message"
+    fyrehose publish --stream notes "first message"
     """
 
 

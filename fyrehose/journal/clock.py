@@ -11,6 +11,10 @@ When the server starts, the clock is compared with the last record of the log: a
 The server may really have been down for that long, so this step is followed as well after the wall clock has run
 steadily for :data:`SETTLED`.
 
+A server that begins to lead a cluster may find records that are ahead of its clock.  Times never step back, and would
+stand still until the clock has caught up; instead, they run at half speed, unless they are ahead by more than
+:data:`BOUND`.
+
     the wall clock, the monotonic clock, the time of the last record -> the time of the next record
 """
 
@@ -33,6 +37,8 @@ BOUND = 3600 * 1_000_000
 SETTLED = 600 * 1_000_000
 #: How far the wall clock may drift from the monotonic clock while it counts as steady, in microseconds.
 STEADY = 60 * 1_000_000
+#: How far the records of another leader may be ahead of the clock without being mentioned, in microseconds.
+AHEAD = 1_000_000
 
 
 @attrs.define(eq=False)
@@ -51,6 +57,8 @@ class RecordClock:
     _stepped_offset: int | None = attrs.field(default=None, init=False)
     #: When the step that is not followed yet was noticed, by the monotonic clock.
     _stepped_at: int = attrs.field(default=0, init=False)
+    #: The time of another leader, whose clock was ahead, and when this server began to lead, by the monotonic clock.
+    _ahead: tuple[int, int] | None = attrs.field(default=None, init=False)
     #: The latest messages for the log; limited, so that a clock that steps all the time does not fill the memory.
     _messages: deque[str] = attrs.field(factory=lambda: deque(maxlen=4), init=False)
     _lock: Lock = attrs.field(factory=Lock, init=False)
@@ -70,20 +78,45 @@ class RecordClock:
                 self._doubt(wall, last, now, "the last record", hint)
             return now + self._offset
 
+    def lead(self, last: int) -> int:
+        """Continue after a record of another server, which has led until now; return the time, as :meth:`now` does.
+
+        :param last: the time of that record, in microseconds since 1970 UTC
+        """
+        time = self.now()
+        if AHEAD < last - time <= BOUND:
+            with self._lock:
+                self._ahead = last, self.monotonic()
+                self._messages.append(
+                    f"the last record is of {_text(last)}, {_span(last - time)} ahead of this server's clock: until "
+                    "that has caught up, times of records run at half its speed; check the clock of the last leader"
+                )
+        return max(time, last)
+
     def now(self) -> int:
         """Return the time for a record that is accepted now, in microseconds since 1970 UTC."""
         with self._lock:
             wall, now = self.wall(), self.monotonic()
             if self._offset is None or self._stepped_offset is not None or abs(wall - now - self._offset) > BOUND:
-                return self._follow(wall, now)
-            self._offset = wall - now
-            return wall
+                time = self._follow(wall, now)
+            else:
+                self._offset = wall - now
+                time = wall
+            return time if self._ahead is None else self._catch_up(time, now, *self._ahead)
+
+    def _catch_up(self, time: int, now: int, last: int, since: int) -> int:
+        slow = last + (now - since) // 2
+        if slow > time:
+            return slow
+        self._ahead = None
+        self._messages.append("this server's clock has caught up with the times of the records")
+        return time
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether the time may be wrong, because the wall clock has made a step that is not followed yet."""
+        """Return whether the time may be wrong: the wall clock has made a step, or the last leader's was ahead."""
         with self._lock:
-            return self._stepped_offset is not None
+            return self._stepped_offset is not None or self._ahead is not None
 
     def messages(self) -> list[str]:
         """Return log messages about steps of the wall clock since the last call."""

@@ -30,6 +30,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from fyrehose.journal import format as fmt
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.waiting import WaitingPublishes
 from fyrehose.journal.writer import Committed, NoRoom, Writer
 from fyrehose.observe.meters import JournalMeters
@@ -43,7 +44,7 @@ _HEADER = fmt.BATCH_HEADER.size
 COMMIT = 16 << 20
 LEAST_COMMIT = 1 << 20
 #: How long a commit should take, in seconds, besides what the smallest takes, or as long as that again.
-COMMIT_S = 25e-3
+COMMIT_S = 10e-3
 #: Commits larger than this, in bytes, are not scheduled ahead, because they take much longer than the reactor's delay.
 AHEAD = 256 << 10
 #: Commits larger than this, in bytes, run in the writer thread, so that the reactor can receive publishes meanwhile.
@@ -69,15 +70,20 @@ class Commit:
     """The publishes of one commit, and its outcome.
 
     :ivar size: size of the publishes, in bytes
-    :ivar began, ended: when the commit itself ran (monotonic clock, seconds)
+    :ivar began, ended: when the commit itself ran, in microseconds of the monotonic clock
     :ivar result: None if nothing was written, because nothing was waiting, or may be written at present
     """
 
     items: list[Publish]
     size: int
-    began: float
-    ended: float
+    began: int
+    ended: int
     result: Committed | Failure | None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the commit itself took."""
+        return (self.ended - self.began) / 1e6
 
 
 @attrs.define(eq=False)
@@ -107,7 +113,7 @@ class CommitSize:
 class Commits:
     """The commits of one journal, one after another.
 
-    :ivar now: the wall clock, in microseconds since 1970 UTC
+    :ivar clock: gives records their times, and measures commits
     :ivar pace: decides in which thread commits run
     :ivar may_write: called with a number of bytes in the thread that writes; returns whether they may be written now;
         None: always
@@ -125,7 +131,7 @@ class Commits:
     writer: Writer
     worker: Worker
     pace: Pace
-    now: Callable[[], int]
+    clock: RecordClock
     may_write: Callable[[int], bool] | None
     at_turn_end: Callable[[Callable[[], object]], object]
     synced: Callable[[Commit], None]
@@ -195,7 +201,7 @@ class Commits:
         # The flag is reset before the queue is read: a publish that is submitted from now on is either taken here, or
         # schedules the next commit.
         self._scheduled = False
-        began = time.monotonic()
+        began = self.clock.monotonic()
         items, size = self._take()
         result: Committed | Failure | None = None
         try:
@@ -208,7 +214,7 @@ class Commits:
         except Exception:
             self.stopped = True  # Later publishes must not be written without those of this commit.
             result = Failure()
-        return Commit(items, size, began, time.monotonic(), result)
+        return Commit(items, size, began, self.clock.monotonic(), result)
 
     def _take(self) -> tuple[list[Publish], int]:
         """Take the publishes of the next commit from those that wait; return them and their size in bytes."""
@@ -225,7 +231,7 @@ class Commits:
         if items[0].retires:
             retired = writer.retire(items[0].retires)
             return Committed([], writer.position, writer.durable, writer.take_rolled(), retired=retired)
-        clock = self.now()
+        clock = self.clock.now()
         accepted = max(writer.time, clock)
         # Each batch has at most fmt.BATCH bytes, unless one publish is larger.
         batches: list[list[Run]] = []
@@ -250,9 +256,9 @@ class Commits:
             self.broke(result)
         elif result is not None:
             if commit.size <= SMALL:
-                self.pace.took(commit.ended - commit.began)
+                self.pace.took(commit.seconds)
             else:
-                self.largest.took(commit.size, commit.ended - commit.began)
+                self.largest.took(commit.size, commit.seconds)
             if not self.stopped:
                 self.synced(commit)
         elif self._put_off and self.may_write is not None and self.may_write(self._put_off):

@@ -11,7 +11,6 @@ In a cluster, :meth:`FileJournal.apply` of a follower writes the bytes of the le
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -58,6 +57,7 @@ from fyrehose.journal.store import Caches, Store
 from fyrehose.journal.streams import StreamLimits
 from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
+from fyrehose.net.turns import Turns
 from fyrehose.observe.meters import MOST_RECENT, JournalMeters, JournalStatus
 from fyrehose.periodic import Checks
 from fyrehose.records import Publish, Run
@@ -88,6 +88,7 @@ class FileJournal:
         fast or, if a *worker* is given, all commits run in the worker
     :ivar at_turn_end: calls a function when the reactor has read everything readable in this iteration; None: by a
         delayed call
+    :ivar turns: gives the periodic checks their turns
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
     :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
@@ -107,6 +108,7 @@ class FileJournal:
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     pace: Pace | None = attrs.field(default=None, kw_only=True)
     at_turn_end: Callable[[Callable[[], object]], object] | None = attrs.field(default=None, kw_only=True)
+    turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.reactor), takes_self=True), kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     gate: IGate = attrs.field(factory=LocalGate, kw_only=True)
     caches: Caches = attrs.field(factory=Caches, kw_only=True)
@@ -121,6 +123,7 @@ class FileJournal:
     bounds: Callable[[str], tuple[int, int]] = attrs.field(init=False)
     first_since: Callable[[str, int], int] = attrs.field(init=False)
     expired: Callable[[str, int], bool] = attrs.field(init=False)
+    why_not_ready: Callable[[], str] = attrs.field(default=str, init=False)
     ends: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     retired: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     read: Callable[[str, int, int], tuple[Run, ...]] = attrs.field(init=False)
@@ -179,7 +182,7 @@ class FileJournal:
         :param settings: the new settings; their durability, linger and segment size must be the present ones
         """
         self.settings = settings
-        self.keeper.change(settings)
+        self.keeper.settings = settings
         if stream_age != self.stream_age:
             self.stream_age = stream_age
             self._readable.limit_ages(stream_age)
@@ -288,20 +291,22 @@ class FileJournal:
             writer,
             self._worker,
             pace,
-            self._clock.now,
+            self._clock,
             self.gate.may_write,
             at_turn_end,
             self.gate.synced,
             self._broke,
         )
         self._settled = 0
-        self._upkeep.begin()
+        self._upkeep.open = True
         rolled = self._readable.open(writer, self.report, self.now())
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE if self.gate.standing.may_write else JournalState.READ_ONLY
-        self._checking = Checks(self.reactor, self._check, CHECK_INTERVAL, "the disk and the retention of the journal")
-        self._checking.start(now=True)
+        what = "the disk and the retention of the journal"
+        self._checking = Checks(self.reactor, self._check, CHECK_INTERVAL, what, self.turns)
+        self._checking.start()
+        self._checking.begin()
         return dict(self.ends())
 
     def _not_opened(self, failure: Failure) -> Failure:
@@ -342,7 +347,7 @@ class FileJournal:
         self._settled += len(commit.items)
         if committed.batches:
             meters = self.meters
-            meters.recent.append((committed.size, time.monotonic() - commit.began, committed.synced))
+            meters.recent.append((committed.size, (self.monotonic() - commit.began) / 1e6, committed.synced))
             if len(meters.recent) >= MOST_RECENT:
                 meters.count()
         if committed.rolled is not None:
@@ -409,7 +414,7 @@ class FileJournal:
 
     def lead(self) -> Deferred[None]:
         """Prepare for commits as the leader; return a Deferred that fires when :meth:`accept` may be called."""
-        return self._call(lambda: self.writer.lead(self._clock.now()))
+        return self._call(lambda: self.writer.lead(self._clock.lead(self.writer.time)))
 
     def apply(self, position: int, data: bytes) -> Deferred[int]:
         """Write batches of the leader at *position*, the end of the log, sync them, and deliver their records.
@@ -441,7 +446,8 @@ class FileJournal:
         sealed = self.store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        self._retain()
+        if self._checking is not None:
+            self._checking.begin()
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self.store.packed(base, packed):
@@ -480,15 +486,16 @@ class FileJournal:
             self._idle = None
             idle.callback(None)
 
-    def _check(self) -> None:
-        """Check the disk, the clock, the lock with the free space, and the retention; called once a second."""
+    def _check(self) -> Iterator[None]:
+        """Check the disk, the clock, the lock with the free space, and the retention; begun once a second."""
         assert self._checking is not None
         call = self._checking.isolation.call
         call("how long syncs of the journal take", self._slow_disk.look)
         call("the clock and the ages of records", self._check_clock)
         call("the free space of the journal's disk", self._check_room)
-        if self.state is not JournalState.FAILED:
-            call("the retention of the journal", self._retain)
+        # Retention begins only when the broker has said what subscriptions need.
+        if self.state is not JournalState.FAILED and not self._opening:
+            yield from self.keeper.check(self.writer.keep_from)
 
     def _check_clock(self) -> None:
         for message in self._clock.messages():
@@ -508,11 +515,6 @@ class FileJournal:
         waits = self.state is JournalState.READ_ONLY and self.unsettled
         if waits and self.reactor.seconds() - self._read_only_at >= PATIENCE:
             self._observer.stuck(str(self.standing.refusal))
-
-    def _retain(self) -> None:
-        """Delete the segments that nothing keeps, but not before the broker has said what subscriptions need."""
-        if not self._opening:
-            self.keeper.check(self.writer.keep_from)
 
     def _await_room(self) -> None:
         """Refuse publishes while the disk has too little room, and try again to write when it has enough."""
@@ -602,7 +604,7 @@ class FileJournal:
     def _unlock(self) -> None:
         assert self._worker is not None
         self._worker.stop()
-        self._upkeep.end()
+        self._upkeep.open = False
         self._worker = self._checking = None
         if self.state is not JournalState.FAILED:
             self.state = JournalState.CLOSED

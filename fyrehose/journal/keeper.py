@@ -5,7 +5,7 @@ in: the store, the clock, the named subscriptions      out: deleted segments (by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from fyrehose.errors import JournalError
 from fyrehose.interfaces import FileLag, Unread
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.retention import Deletion, Verdict, judge
+from fyrehose.journal.retention import Deletion, Verdict, expired, judge
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.store import Store
 from fyrehose.journal.subscriptions import FileSubscription, delete, registered
@@ -80,7 +80,7 @@ class Keeper:
     clock: RecordClock
     deletion: Deletion
     run: Callable[[Callable[[], None]], Deferred[None]]
-    unread: Callable[[], Sequence[Unread]] = attrs.field(default=tuple, init=False)
+    unread: Callable[[], Iterable[Unread]] = attrs.field(default=tuple, init=False)
     held_by: str = attrs.field(default="", init=False)
     overrun_subscriptions: int = attrs.field(default=0, init=False)
     #: Uses of the subscriptions to the files, and of those to streams, which may have the same names.
@@ -94,30 +94,25 @@ class Keeper:
     def __attrs_post_init__(self) -> None:
         self._of_files, self._of_streams = Uses(self.clock.monotonic), Uses(self.clock.monotonic)
 
-    def change(self, settings: JournalSettings) -> None:
-        """Judge by *settings* from now on."""
-        self.settings = settings
-
-    def check(self, keep_from: Callable[[int], object]) -> None:
-        """Delete the segments that neither the settings nor the subscriptions keep any longer.
+    def check(self, keep_from: Callable[[int], object]) -> Iterator[None]:
+        """Delete the segments that neither the settings nor the subscriptions keep any longer, in steps.
 
         :param keep_from: called in the writer thread with the position where the log begins, to store it durably
         """
         try:
             if self._of_streams.is_due():
                 self._files()
-                self._look(self.unread())
+                yield from self._look(None)
+            count = expired(self.store, self.settings, self.clock.now(), self.clock.in_doubt)
+            subscriptions = (yield from self._every_subscription()) if count else []
             verdict = judge(
-                self.store,
-                self.settings,
-                self.clock.now(),
-                self._every_subscription,
-                doubted=self.clock.in_doubt,
+                self.store, self.settings, self.clock.now(), count, subscriptions, doubted=self.clock.in_doubt
             )
             self._log_subscriptions(verdict)
             for _ in range(verdict.expired):
                 self.deletion.segments.append(self.store.drop_oldest())
                 log.info("retention deletes {path}", path=self.deletion.segments[-1][0])
+                yield
         except (JournalError, OSError):
             self._failed(Failure(), "retention deletes nothing: {why}")
         if self.deletion.is_due():
@@ -141,9 +136,15 @@ class Keeper:
         """
         return self.store.before(self.store.active.base, stream) >= seq
 
-    def _look(self, unread: Sequence[Unread]) -> None:
-        """Note which subscriptions to streams were used."""
-        self._of_streams.look({each.name: each.time for each in unread})
+    def _look(self, found: list[Unread] | None) -> Iterator[None]:
+        """Note which subscriptions to streams were used, and add their records to *found*."""
+        said: dict[str, object] = {}
+        for each in self.unread():
+            said[each.name] = each.time
+            if found is not None:
+                found.append(each)
+            yield
+        self._of_streams.look(said)
 
     def _files(self) -> list[FileSubscription]:
         """Return the subscriptions to the files, with the times of their last uses by this server's clock."""
@@ -151,13 +152,14 @@ class Keeper:
         self._of_files.look({each.name: (each.position, each.time) for each in files})
         return [attrs.evolve(each, time=now - self._of_files.idle(each.name)) for each in files]
 
-    def _every_subscription(self) -> list[FileSubscription]:
+    def _every_subscription(self) -> Generator[None, None, list[FileSubscription]]:
         """Return the subscriptions to files and those to streams, the one that is furthest behind first.
 
         Their times are those of this server's clock.
         """
-        found, unread, now = self._files(), self.unread(), self.clock.now()
-        self._look(unread)
+        unread: list[Unread] = []
+        yield from self._look(unread)
+        found, now = self._files(), self.clock.now()
         furthest: dict[str, FileSubscription] = {}
         places, self._places = self._places, {}
         for each in unread:
@@ -169,6 +171,7 @@ class Keeper:
             if each.name not in furthest or place < furthest[each.name].position:
                 used = now - self._of_streams.idle(each.name)
                 furthest[each.name] = FileSubscription(each.name, place, used, each.pinned)
+            yield
         return sorted([*found, *furthest.values()], key=lambda each: (each.position, each.name))
 
     def _failed(self, failure: Failure, message: str) -> None:

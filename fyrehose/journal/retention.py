@@ -79,20 +79,20 @@ def judge(
     store: Store,
     settings: JournalSettings,
     now: int,
-    subscriptions: Callable[[], Sequence[FileSubscription]],
+    count: int,
+    subscriptions: Sequence[FileSubscription],
     doubted: bool = False,
 ) -> Verdict:
     """Decide how many of the oldest segments are kept neither by the settings nor by a named subscription.
 
     :param now: microseconds since 1970 UTC
-    :param subscriptions: returns the named subscriptions, the one that is furthest behind first; called only if there
-        is a segment to delete, because it reads files
+    :param count: how many segments :func:`expired` returns
+    :param subscriptions: the named subscriptions, the one that is furthest behind first
     :param doubted: whether *now* may be wrong; if so, no segment and no subscription counts as too old
     """
-    count = expired(store, settings, now, doubted)
     if not count:
         return Verdict(0)
-    sealed, registered = store.sealed, subscriptions()
+    sealed, registered = store.sealed, subscriptions
     pinned = min((each.position for each in registered if each.pinned), default=sealed[count - 1][1])
     count = sum(end <= pinned for _, end in sealed[:count])
     if not count:

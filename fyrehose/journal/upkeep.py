@@ -31,6 +31,7 @@ class Upkeep:
     :ivar reactor: runs the timer
     :ivar run: runs a function in the writer thread
     :ivar broke: called if work fails without which the journal must not continue
+    :ivar open: whether the journal is open, so that there is a writer thread; without one, no work is accepted
     :ivar sync_later: the sync that waits for its time; None: none does
     """
 
@@ -40,18 +41,9 @@ class Upkeep:
     run: Callable[[Callable[[], Any]], Deferred[Any]]
     broke: Callable[[Failure], object]
     sync_later: IDelayedCall | None = attrs.field(default=None, init=False)
-    #: Whether the journal is open, so that there is a writer thread.
-    _open: bool = attrs.field(default=False, init=False)
+    open: bool = attrs.field(default=False, init=False)
     #: Whether MARK is about to be written.
     _marking: bool = attrs.field(default=False, init=False)
-
-    def begin(self) -> None:
-        """Accept work from now on, because the journal is open."""
-        self._open = True
-
-    def end(self) -> None:
-        """Accept no more work, because the writer thread ends."""
-        self._open = False
 
     def sync_in(self, seconds: float) -> None:
         """Sync the log in *seconds*; call this only while no sync waits."""
@@ -69,7 +61,7 @@ class Upkeep:
 
     def mark(self) -> None:
         """Write MARK soon, because another commit was released."""
-        if not self._marking and self._open:
+        if not self._marking and self.open:
             self._marking = True
             self.run(self._write_mark).addErrback(self.broke)
 
@@ -89,7 +81,7 @@ class Upkeep:
         steps = self.log.writer.snapshot()
 
         def step(done: bool | None) -> None:
-            if not done and self._open and wanted():
+            if not done and self.open and wanted():
                 self.run(lambda: next(steps, True)).addCallbacks(step, failed)
 
         def failed(failure: Failure) -> None:
@@ -99,7 +91,7 @@ class Upkeep:
 
     def store_index(self, path: Path, packed: bytes) -> None:
         """Write the index of a sealed segment into a file."""
-        if self._open:
+        if self.open:
             self.run(lambda: self.files.store(path, packed)).addErrback(
                 lambda f: log.warn("cannot write {path}, which will be rebuilt later: {why}", path=path, why=f.value)
             )

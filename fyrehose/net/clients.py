@@ -128,16 +128,18 @@ def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def tell_restarted(stream: str | None, seq: int, end: int, tell: Callable[[], object] | None) -> None:
+def tell_restarted(
+    stream: str | None, seq: int, end: int, restarted: Callable[..., object] | None, *more: object
+) -> None:
     """Tell the program that the numbers of a stream have begun again, or log it; see :class:`.ITailer`.
 
     :param stream: None: the only stream of the protocol
     :param seq: the last number that the client has received
     :param end: the last number that the stream has on the server
-    :param tell: calls the program; None: it does not want to know
+    :param restarted: the program's function, which gets *end* and *more*; None: it does not want to know
     """
-    if tell is not None:
-        tell()
+    if restarted is not None:
+        restarted(end, *more)
         return
     log.warn(
         "{name} ends at record {end} and is not the one of which record {seq} was read: the server has another "
@@ -173,6 +175,7 @@ class ClientTarget:
     :ivar reactor: the reactor, or a Clock
     :ivar endpoint: how to connect, such as by TLS or to one of several servers; *host* and *port* then only name the
         server.  Plain TCP if it is left out
+    :ivar token: the bearer token that the client sends, if its protocol has ``Abilities.token``
     :ivar process_exception: see :func:`process_exception`
     """
 
@@ -180,6 +183,7 @@ class ClientTarget:
     host: str
     port: int
     _endpoint: IStreamClientEndpoint | None = attrs.field(default=None, kw_only=True)
+    token: str | None = attrs.field(default=None, kw_only=True, repr=False)
     process_exception: ProcessException = attrs.field(default=process_exception, kw_only=True)
 
     @property

@@ -142,10 +142,6 @@ class SessionFactory(Factory):
         seconds = self.holding.handshakes.of(network_of(host))
         return self._delay(host, seconds) if seconds else self._admit(host)
 
-    def handshake_failed(self, protocol: SessionProtocol) -> None:
-        """Count a failed handshake, so that the next connections of the peer's network are delayed."""
-        self.holding.handshakes.count(protocol.network)
-
     def _delay(self, host: str, seconds: float) -> HeldConnection | None:
         """Return a protocol that holds a connection of *host* for *seconds* before the handshake begins."""
         network, most = network_of(host), self.settings.max_connections

@@ -144,14 +144,17 @@ class InFlight:
         """
         if 2 * (self.kept + size) > self.limit:
             return False
-        self.kept += size
-        self.used += size
+        self.change_kept(size)
         return True
 
     def forget(self, size: int) -> None:
         """Release *size* bytes that :meth:`keep` charged."""
-        self.kept -= size
-        self.charge(-size)
+        self.change_kept(-size)
+
+    def change_kept(self, size: int) -> None:
+        """Charge *size* bytes of lasting state for which there is a bound elsewhere; negative: release them."""
+        self.kept += size
+        self.charge(size)
 
     def charge(self, size: int) -> None:
         """Charge *size* bytes of state for which the caller has a limit of its own; negative: release them."""
@@ -301,12 +304,15 @@ class Account:
 
     @property
     def slow(self) -> bool:
+        """Return whether the frame arrives more slowly than accepted, although its connection is read."""
         return not self.paused and self.watch is not None and self.watch.slow
 
     def proceed(self) -> None:
+        """Read on: the frame has a slot of its size."""
         self._update()
 
     def give_way(self) -> None:
+        """End the connection, because the frame is slow and others wait."""
         assert self.watch is not None, "it is slow"
         self.budget.slots.leave(self)
         self.watch.drop()

@@ -21,31 +21,12 @@ and what becomes free goes to the networks in turn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
-
-class LargeFrame(Protocol):
-    """A frame that arrives, and needs a slot."""
-
-    @property
-    def network(self) -> str: ...
-
-    @property
-    def frame(self) -> int:
-        """Return the size of the frame in bytes, as far as it is known."""
-
-    @property
-    def slow(self) -> bool:
-        """Return whether the frame arrives more slowly than accepted, although its connection is read."""
-
-    def proceed(self) -> None:
-        """Read on: the frame has a slot of its size."""
-
-    def give_way(self) -> None:
-        """End the connection, because the frame is slow and others wait."""
-
+if TYPE_CHECKING:
+    from fyrehose.net.inflight import Account
 
 #: The shortest time between two searches for slow frames, in seconds.
 RELIEF_S = 1.0
@@ -55,10 +36,10 @@ RELIEF_S = 1.0
 class _Queue:
     """The frames of one network that wait for a first slot, the oldest first, and how many got one."""
 
-    frames: dict[LargeFrame, None] = attrs.field(factory=dict, init=False)
+    frames: dict[Account, None] = attrs.field(factory=dict, init=False)
     given: int = attrs.field(default=0, init=False)
 
-    def next(self) -> LargeFrame:
+    def next(self) -> Account:
         """Return the frame that gets a slot next."""
         return min(self.frames, key=lambda each: each.frame) if self.given % 2 else next(iter(self.frames))
 
@@ -78,27 +59,27 @@ class Slots:
     used: int = attrs.field(default=0, init=False)
     waiting: bool = attrs.field(default=False, init=False)
     #: the frames that have slots and their sizes, the oldest first
-    _slots: dict[LargeFrame, int] = attrs.field(factory=dict, init=False)
+    _slots: dict[Account, int] = attrs.field(factory=dict, init=False)
     _of: dict[str, int] = attrs.field(factory=dict, init=False)  #: what the slots of each network take
-    _growing: dict[LargeFrame, None] = attrs.field(factory=dict, init=False)  #: those that have outgrown their slots
+    _growing: dict[Account, None] = attrs.field(factory=dict, init=False)  #: those that have outgrown their slots
     #: the queues of the networks, the one whose turn is next first
     _waiting: dict[str, _Queue] = attrs.field(factory=dict, init=False)
     _relieved: float = attrs.field(default=-1.0, init=False)
     _serving: bool = attrs.field(default=False, init=False)
     _again: bool = attrs.field(default=False, init=False)
 
-    def waits(self, frame: LargeFrame) -> bool:
+    def waits(self, frame: Account) -> bool:
         """Return whether *frame* waits for a slot, or for a larger one."""
         if frame in self._growing:
             return True
         queue = self._waiting.get(frame.network)
         return queue is not None and frame in queue.frames
 
-    def covers(self, frame: LargeFrame) -> bool:
+    def covers(self, frame: Account) -> bool:
         """Return whether *frame* has a slot of its size."""
         return self._slots.get(frame, -1) >= frame.frame
 
-    def wait(self, frame: LargeFrame) -> None:
+    def wait(self, frame: Account) -> None:
         """Give *frame* a slot of its size as soon as possible, in the place of the smaller one that it may have."""
         if frame in self._slots:
             self._growing[frame] = None
@@ -106,7 +87,7 @@ class Slots:
             self._waiting.setdefault(frame.network, _Queue()).frames[frame] = None
         self.serve()
 
-    def leave(self, frame: LargeFrame) -> None:
+    def leave(self, frame: Account) -> None:
         """End the slot of *frame*, or its wait for one; do nothing if it has neither."""
         queue = self._waiting.get(frame.network)
         if queue is not None and queue.frames.pop(frame, self) is None and not queue.frames:
@@ -182,7 +163,7 @@ class Slots:
             return True
         return False
 
-    def _over(self, frame: LargeFrame, alone: bool = False) -> int:
+    def _over(self, frame: Account, alone: bool = False) -> int:
         """Return how many bytes too large *frame* is for a slot.
 
         :param alone: whether the share of its network is left out of account

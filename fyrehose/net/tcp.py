@@ -53,7 +53,7 @@ from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.net.sockets import notice_dead_peer
 from fyrehose.net.turns import Turns
 from fyrehose.options import Network, count, duration, fixed, networks, option
-from fyrehose.records import Publish, Run
+from fyrehose.records import Publish, Run, halves
 from fyrehose.subscriptions import letters
 
 P = TypeVar("P")
@@ -93,17 +93,6 @@ class Session(Protocol):
     def next_events(self) -> list[Any]: ...
 
     def receive_eof(self) -> list[Any]: ...
-
-
-class ReceivedMessages(Protocol):
-    """An event of a session that has messages to publish, and nothing else.
-
-    :ivar last: the number that acknowledges all of these messages; when all are durable,
-        :meth:`SessionProtocol.durable` gets it as ``Publish.note``
-    """
-
-    runs: list[Run]
-    last: Any
 
 
 def on(kind: type[E], handle: Callable[[P, E], object]) -> Handlers:
@@ -279,7 +268,7 @@ class SessionProtocol(TwistedProtocol):
         if self.phase is not Phase.GONE:
             self._enter(Phase.GONE)
         if self._handshake.lost(reason):
-            self.factory.handshake_failed(self)
+            self.factory.holding.handshakes.count(self.network)
         self.outgoing.detach_all()
         self._release_resources()
         self.timers.end()
@@ -388,10 +377,6 @@ class SessionProtocol(TwistedProtocol):
             self.unsettled -= 1
             self.not_published(runs, note, error)
 
-    def publish_messages(self, event: ReceivedMessages) -> None:
-        """Publish the messages of *event*, as a handler of such events."""
-        self.publish(event.runs, event.last)
-
     def not_published(self, runs: list[Run], note: Any, error: PublishError | Forbidden) -> None:
         """Handle *error*, with which all of *runs* were refused; a hook for subclasses."""
         if not self.keep_refused(runs, note, error):
@@ -412,7 +397,7 @@ class SessionProtocol(TwistedProtocol):
         if sum(map(len, runs)) > 1:
             if note is not None:
                 return False
-            for half in letters.halves(runs):
+            for half in halves(runs):
                 if self.phase is Phase.OPEN:
                     self.publish_part(half)
             return True

@@ -13,17 +13,22 @@ reactor runs, and reads and writes sockets, before the next round.
   other in their order.
 - Input is handled as it arrives while no input of its network waits, and until that has taken INPUT_S since the last
   round; then one follows, even if nothing waits.  It pays for that as for a turn.
+- A turn that costs LONG, which is 50 ms, is a defect, or the machine is overloaded: it is counted by the kind of its
+  work.  Where time stands still, as in simulations, the bytes count.
 
-    turns.ready(work, network)     work.take_turn() is called in a later turn of the reactor, once
-    turns.open(share)              whether input may be handled now; then turns.charge(share, seconds)
+    turns.ready(work, network)          work.take_turn() is called in a later turn of the reactor, once
+    SteppedWork(turns, steps, network)  the steps of a generator are taken, some in each turn
+    turns.open(share)                   whether input may be handled now; then turns.charge(share, seconds)
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
@@ -37,6 +42,10 @@ ROUND_S = 0.005
 LEAST = 1 << 10
 #: How long input is handled as it arrives, between two rounds, in seconds.
 INPUT_S = 0.005
+#: How many steps one turn takes at most, and how long it takes them, in seconds: a step may be short or long.
+STEPS, STEPS_S = 128, 0.001
+#: A turn that costs as much as this many bytes, or takes as many seconds, is counted.
+LONG, LONG_S = 10 * ROUND, 10 * ROUND_S
 
 
 class TakesTurns(Protocol):
@@ -54,11 +63,13 @@ class Turns:
     """The queues of works that wait for a turn, by share.
 
     :ivar clock: lets the reactor run between two rounds; None: the first listener sets it
+    :ivar long: called with the kind of each work whose turn cost LONG: its class, or ``input`` as it arrived
     :ivar left: for how many seconds input may still be handled as it arrives before the next round
     :ivar waiting: the works that wait, by share
     """
 
     clock: IReactorTime | None = None
+    long: Callable[[str], object] = attrs.field(default=lambda kind: None, kw_only=True)
     left: float = attrs.field(default=INPUT_S, init=False)
     waiting: dict[str, deque[TakesTurns]] = attrs.field(factory=dict, init=False)
     #: the shares in ``waiting``, but the one whose turn it is; they pay in bytes
@@ -86,6 +97,8 @@ class Turns:
     def charge(self, share: str, seconds: float) -> None:
         """Let *share* pay for *seconds* in which its input was handled as it arrived."""
         self.left -= seconds
+        if seconds * (ROUND / ROUND_S) >= LONG:
+            self.long("input")
         if self.waiting:
             self._order.pay(share, seconds * (ROUND / ROUND_S))
         elif self.left <= 0:
@@ -99,11 +112,15 @@ class Turns:
             self._round()
             return
         # Most rounds have one turn.  While nothing waits, nobody has to pay.
-        self._running = True
+        clock = self.clock
+        assert clock is not None, "a listener sets the clock"
+        self._running, began, cost = True, clock.seconds(), 0
         try:
-            work.take_turn()
+            cost = work.take_turn()
         except BaseException:  # as in _round()
             work.failed(Failure())
+        if cost >= LONG or (clock.seconds() - began) * (ROUND / ROUND_S) >= LONG:
+            self.long(type(work).__name__)
         self._running, self.left = False, INPUT_S
         if self.waiting:
             self._schedule()
@@ -113,9 +130,9 @@ class Turns:
         if self._running or self._next_round is not None:
             return
         self._running = True
-        left = float(ROUND)
-        last = self._clock.seconds() if len(self._order) > 1 else 0.0
-        end = last + ROUND_S if last else 0.0
+        left, clock = float(ROUND), self._clock
+        last = clock.seconds()
+        end = last + ROUND_S if len(self._order) > 1 else 0.0
         while left > 0 and (share := self._order.next()) is not None:
             queue = self.waiting[share]
             work = queue.popleft()
@@ -126,12 +143,14 @@ class Turns:
                 # An error of one work must not affect the others, nor the commit that runs a round: not even
                 # GeneratorExit, or the CancelledError of asyncio.
                 work.failed(Failure())
-            if queue or self._order:  # most rounds have one turn, and read the clock neither before nor after it
-                now = self._clock.seconds()
-                if last:
-                    cost = max(cost, (now - last) * (ROUND / ROUND_S))
-                last, end = now, end or now + ROUND_S
-                left = left - cost if now < end else 0.0
+            now = clock.seconds()
+            spent = (now - last) * (ROUND / ROUND_S)
+            if cost >= LONG or spent >= LONG:
+                self.long(type(work).__name__)
+            if end:
+                cost = max(cost, spent)
+            last, end = now, end or now + ROUND_S
+            left = left - cost if now < end else 0.0
             self._order.pay(share, cost)
             if not queue:
                 self.waiting.pop(share, None)
@@ -167,3 +186,53 @@ class Turns:
     def _run_later(self) -> None:
         self._next_round = None
         self.run()
+
+
+@attrs.define(eq=False)
+class SteppedWork:
+    """Work in steps, some of which are taken in each turn.
+
+    :ivar steps: yields after each step, which may not take long
+    :ivar done: fires with what *steps* returns, or fails with its error; never, after :meth:`stop`
+    """
+
+    turns: Turns
+    steps: Iterator[None]
+    share: str = ""
+    done: Deferred[Any] = attrs.field(factory=Deferred, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+
+    def begin(self) -> Deferred[Any]:
+        """Take the first steps now, as part of what the caller does, and return :attr:`done`."""
+        try:
+            self.take_turn()
+        except Exception:
+            self.failed(Failure())
+        return self.done
+
+    def stop(self) -> None:
+        """Take no further step."""
+        self._ended = True
+
+    def take_turn(self) -> int:
+        """Take some steps, each of which costs as much as the least turn."""
+        clock, taken = self.turns.clock, 0
+        assert clock is not None, "it has a turn"
+        end = clock.seconds() + STEPS_S
+        while not self._ended:
+            try:
+                next(self.steps)
+            except StopIteration as last:
+                self._ended = True
+                self.done.callback(last.value)
+                break
+            taken += 1
+            if taken == STEPS or clock.seconds() >= end:
+                if not self._ended:
+                    self.turns.ready(self, self.share)
+                break
+        return taken * LEAST
+
+    def failed(self, failure: Failure) -> None:
+        self._ended = True
+        self.done.errback(failure)

@@ -171,6 +171,27 @@ class NatsStatus:
     offline: bool
     lag: int
 
+    @property
+    def stores(self) -> bool:
+        """Return whether this NATS server has the whole log, as far as NATS knows."""
+        return self.leads or (self.current and not self.offline)
+
+
+@attrs.frozen(kw_only=True)
+class SharedLogStatus:
+    """The state of the shared log of a cluster.
+
+    :ivar copies: how many NATS servers have the whole log; 0 if NATS does not answer
+    :ivar replicas: how many should have it; 0 if NATS has never answered
+    :ivar problem: what is wrong, for people; empty: nothing
+    :ivar remedy: what to do about it
+    """
+
+    copies: int = 0
+    replicas: int = 0
+    problem: str = ""
+    remedy: str = ""
+
 
 @attrs.frozen(kw_only=True)
 class ClusterStatus:
@@ -186,6 +207,7 @@ class ClusterStatus:
     :ivar log_size: bytes in the shared log that are not trimmed yet; 0 unless this server leads
     :ivar members: all servers that are known, sorted by their names
     :ivar nats: the NATS servers that store the shared log, sorted by their names; empty if they are not known yet
+    :ivar log: on how many NATS servers the shared log is stored, and what is wrong with it
     """
 
     name: str
@@ -199,6 +221,7 @@ class ClusterStatus:
     log_size: int = 0
     members: Sequence[MemberStatus] = ()
     nats: Sequence[NatsStatus] = ()
+    log: SharedLogStatus = SharedLogStatus()
 
 
 @attrs.frozen(kw_only=True)

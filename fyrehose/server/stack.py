@@ -21,6 +21,7 @@ from fyrehose.journal.commit import Far
 from fyrehose.journal.journal import FileJournal
 from fyrehose.net.end_of_turn import TurnEnds
 from fyrehose.net.inflight import InFlight
+from fyrehose.net.turns import Turns
 from fyrehose.observe.counters import Counters
 from fyrehose.observe.meters import Stalls
 from fyrehose.server.config import Config
@@ -58,8 +59,8 @@ class Stack:
     _idle: Any = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        config = self.config
-        self.journal = self._make_journal(config.streams.keep_age if config.streams.expire else None)
+        config, turns = self.config, Turns(self.reactor)
+        self.journal = self._make_journal(turns, config.streams.keep_age if config.streams.expire else None)
         self.fyrehose = Fyrehose(
             self.reactor,
             self.journal,
@@ -72,9 +73,11 @@ class Stack:
             policy=config.policy,
             counters=self.counters,
             stalls=self.stalls,
+            turns=turns,
             on_open=self._opened,
             on_failure=self.on_failure,
         )
+        self._watch_listener()
         self.listeners = Listeners(self.reactor, self.fyrehose)
         self.retire_idle(config.server.retire_idle)
         reduced = self.listeners.within_descriptors(config.listeners, self.descriptors())
@@ -83,28 +86,28 @@ class Stack:
             if service is not None:
                 self.listeners.add(listener, service)
 
-    def _make_journal(self, stream_age: Callable[[str], float] | None) -> FileJournal:
+    def _make_journal(self, turns: Turns, stream_age: Callable[[str], float] | None) -> FileJournal:
         config, cluster = self.config, self.config.replication
         if cluster is None:
-            at_turn_end = TurnEnds(self.reactor).call
-            return self.make_journal(
-                self.reactor, config.data_dir, config.journal, stream_age=stream_age, at_turn_end=at_turn_end
-            )
+            at_end = TurnEnds(self.reactor).call
+            options = {"stream_age": stream_age, "at_turn_end": at_end, "turns": turns}
+            return self.make_journal(self.reactor, config.data_dir, config.journal, **options)
         NATS.require("replication")
         # These modules are imported late, because a server outside of a cluster starts sooner without them.
         from fyrehose.cluster.jetstream import JetStreamLog
         from fyrehose.cluster.replicated import replicated
         from fyrehose.server.journal_copy import copy_journal
 
-        options = cluster.connect_options()
+        connect = cluster.connect_options()
         shared_log = JetStreamLog(
-            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=options
+            self.reactor, cluster.servers, cluster.cluster, cluster.replicas, cluster.log_limit, options=connect
         )
         return replicated(
             self.reactor,
             config.data_dir,
             config.journal,
             stream_age=stream_age,
+            turns=turns,
             pace=Far(),  # a round trip to the other servers takes longer than handing a commit to the writer thread
             replication=cluster,
             shared_log=shared_log,
@@ -117,6 +120,17 @@ class Stack:
         assert self.journal.report is not None
         for line in self.journal.report.lines():
             log.info("journal: {line}", line=line)
+
+    def _watch_listener(self) -> None:
+        cluster = self.config.replication
+        if cluster is not None and cluster.address:
+            from fyrehose.cluster.gate import ReplicatedGate
+            from fyrehose.server.listener_probe import ListenerProbe, endpoint_of
+
+            endpoint, gate = endpoint_of(self.reactor, cluster.address), self.journal.gate
+            assert isinstance(gate, ReplicatedGate), "a server of a cluster has such a gate"
+            probe: Any = ListenerProbe(self.reactor, endpoint, gate, cluster.address)
+            probe.setServiceParent(IService(self.fyrehose))
 
     def retire_idle(self, seconds: float) -> None:
         """Begin to retire streams that have been empty for *seconds*; 0: retire no empty streams."""

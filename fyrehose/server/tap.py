@@ -285,6 +285,7 @@ class ServerProcess(Service):
         self.watchdog = Watchdog(
             reactor, self._stalls, self.manager, write_age=lambda: self.stack.journal.meters.write_age
         )
+        self._pauses = process.CollectionPauses(lambda: self._counters.add("server", "long-turn-garbage"))
         self._ended = False
         self._serving = False
         self._reopening = False
@@ -336,6 +337,7 @@ class ServerProcess(Service):
         if self._retry is not None and self._retry.active():
             self._retry.cancel()
         self.watchdog.stop()
+        self._pauses.stop()
         self.manager.stopping()
         return self._changes.addCallback(lambda _: self.fyrehose.stopService())
 
@@ -448,6 +450,8 @@ class ServerProcess(Service):
                 self._serving = True
                 self.manager.ready("serving")
             self.watchdog.start()
+            process.free_closed_objects()
+            self._pauses.start()
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value

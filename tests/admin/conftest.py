@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -23,8 +24,9 @@ from fyrehose.testing import MemoryJournal, RecordingSink
 class Subscriber(RecordingSink):
     """A sink that names its protocol and peer."""
 
-    subscriber = ("figg", "10.0.0.1:5")
-    closes_in: float | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection = SimpleNamespace(subscriber=("figg", "10.0.0.1:5"), closes_in=None)
 
 
 @attrs.define(eq=False)

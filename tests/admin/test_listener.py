@@ -16,7 +16,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import formatEvent
 
 from fyrehose.admin.listener import FILES, POLICY, Admin, AdminFactory, AdminService, make_admin
-from fyrehose.admin.metrics import registry
+from fyrehose.admin.metrics import Exporter
 from fyrehose.admin.plugin import plugin
 from fyrehose.admin.settings import AdminSettings
 from fyrehose.admin.tail import INTERVAL
@@ -75,7 +75,7 @@ def connect(watched: Any) -> Iterator[Connect]:
 
     def connect(token: str | None = None, endpoint: str = "tcp:1:interface=127.0.0.1", **settings: Any) -> Browser:
         made = AdminSettings(**{"refusal_delay": 0.0, **settings})
-        admin = Admin(watched.status, token, registry(watched.status, 100))
+        admin = Admin(watched.status, token, Exporter(watched.status, 100))
         peers.append(Browser.connect(AdminFactory(admin, made, watched.clock, endpoint), watched.clock))
         return peers[-1]
 

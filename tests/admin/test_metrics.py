@@ -21,11 +21,19 @@ from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
-from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, MemberStatus
+from fyrehose.observe.meters import (
+    ClusterStatus,
+    JournalMeters,
+    JournalStatus,
+    MemberStatus,
+    NatsStatus,
+    SharedLogStatus,
+)
 from fyrehose.records import Run
 from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import MemoryJournal
+from tests.doubles.steps import finished
 
 log = Logger()
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -33,7 +41,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def scraped(status: Status, streams: int = 100) -> Samples:
     """Return all samples by name and labels."""
-    text = metrics.text(metrics.registry(status, streams)).decode()
+    text = finished(metrics.Exporter(status, streams).text()).decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -86,7 +94,7 @@ def test_metrics_of_a_listener_begin_at_0(watched: Any) -> None:
     assert labelled(samples, "fyrehose_events_total")["links-made", "relink"] == 0
     refused = labelled(samples, "fyrehose_refused_total")
     assert refused["too-many-links", "relink"] == refused["Forbidden", "relink"] == 0
-    assert watched.status.complete()["refusals"] == [], "the page has only what was refused"
+    assert finished(watched.status.complete())["refusals"] == [], "the page has only what was refused"
     watched.broker.counters.refuse(log, "relink", "too-many-links", "x")
     assert labelled(scraped(watched.status), "fyrehose_refused_total")["too-many-links", "relink"] == 1
 
@@ -125,7 +133,7 @@ def test_control_characters_of_names_are_escaped_and_names_stay_different(watche
     names = {"a\x00\r\n": r"a\x00\x0d\x0a", r"a\x00": r"a\\x00", "b\x85\u2028\x7f": r"b\x85\u2028\x7f"}
     for name in names:
         watched.publish(b"x", stream=name)
-    text = metrics.text(metrics.registry(watched.status, 100))
+    text = finished(metrics.Exporter(watched.status, 100).text())
     assert not set(b"\x00\r\x7f") & set(text)
     assert text.decode().splitlines() == text.decode().split("\n")[:-1]
     assert labelled(scraped(watched.status), "fyrehose_stream_last_seq") == {(shown,): 1 for shown in names.values()}
@@ -181,21 +189,22 @@ def test_metrics_of_the_journal_are_exported(real: Status) -> None:
     assert labelled(samples, "fyrehose_journal_overrun_subscriptions_total")[()] == 0
     assert labelled(samples, "fyrehose_journal_damaged_segments")[()] == 0
     assert labelled(samples, "fyrehose_subscription_lag_bytes") == {}
-    journal = real.complete()["journal"]
+    journal = finished(real.complete())["journal"]
     assert journal["durable"] == labelled(samples, "fyrehose_journal_durable_bytes")[()]
     assert (journal["durability"], journal["commits"], journal["commit_bytes_p50"]) == ("batch", 5, 4096)
 
 
 def test_subscriptions_to_the_files_show_how_far_their_programs_are_behind(real: Status) -> None:
     real.broker.publish([Run.of("s", [b"x" * 2000], source="test")])
-    before = real.complete()["journal"]
+    before = finished(real.complete())["journal"]
     directory = Path(before["directory"])
     subscriptions.update(directory, "archive", before["durable"] - 100)
-    real.complete()
+    finished(real.complete())
     real.sampler.clock.advance(5)
     subscriptions.update(directory, "ahead", before["durable"] + 100)
     assert [
-        (each["kind"], each["name"], each["behind_bytes"]) for each in real.complete()["subscriptions"]["listed"]
+        (each["kind"], each["name"], each["behind_bytes"])
+        for each in finished(real.complete())["subscriptions"]["listed"]
     ] == [
         ("files", "archive", 100),
         ("files", "ahead", 0),
@@ -277,6 +286,8 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
         takeovers=2,
         entries=90,
         log_size=512,
+        nats=[NatsStatus(name="n3", leads=False, current=False, offline=False, lag=17)],
+        log=SharedLogStatus(copies=2, replicas=3),
     )
     watched.journal.figures = status
     samples = scraped(watched.status)
@@ -291,6 +302,9 @@ def test_metrics_of_a_server_of_a_cluster_are_exported(make_watched: Any) -> Non
     assert labelled(samples, "fyrehose_cluster_leader_silent_seconds") == {(): 0.5}
     assert labelled(samples, "fyrehose_cluster_takeovers_total") == {(): 2}
     assert labelled(samples, "fyrehose_cluster_log_bytes") == {(): 512}
+    assert labelled(samples, "fyrehose_cluster_log_copies") == {(): 2}
+    assert labelled(samples, "fyrehose_cluster_log_replicas") == {(): 3}
+    assert labelled(samples, "fyrehose_cluster_nats_lag_entries") == {("n3",): 17}
     assert not [name for name, _ in samples if name.startswith("fyrehose_cluster_member")]
     others = [
         MemberStatus(name="a", role="follower", heard=0.2, behind=512, records=3, seconds=0.7),

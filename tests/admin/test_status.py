@@ -19,10 +19,11 @@ from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
 from fyrehose.interfaces import FileLag, IRelay, JournalState
 from fyrehose.observe.listeners import Listener
-from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus
+from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, SharedLogStatus
 from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import RecordingSink
+from tests.doubles.steps import finished
 
 log = Logger()
 
@@ -32,7 +33,7 @@ def by_name(listed: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_status_of_a_new_server(watched: Any) -> None:
-    status = watched.status.complete()
+    status = finished(watched.status.complete())
     assert json.loads(json.dumps(status)) == status
     assert status["version"] == __version__
     assert status["uptime"] == 0
@@ -66,9 +67,9 @@ def test_listeners_are_listed_with_present_access_and_connections(watched: Any) 
         "access": "0 peers",
         "connections": None,
     }
-    assert watched.status.complete()["listeners"] == [said]
+    assert finished(watched.status.complete())["listeners"] == [said]
     there = 2
-    assert watched.status.complete()["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
+    assert finished(watched.status.complete())["listeners"] == [{**said, "access": "2 peers", "connections": 2}]
 
 
 def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
@@ -78,7 +79,7 @@ def test_own_records_of_a_protocol_are_not_counted(watched: Any) -> None:
     for source in ("relink", "relink-links", "figg"):
         watched.publish(b"x", source=source)
     watched.pass_time(1)
-    assert list(by_name(watched.status.complete()["protocols"])) == ["figg", "relink"]
+    assert list(by_name(finished(watched.status.complete())["protocols"])) == ["figg", "relink"]
     assert set(watched.sampler.samples[-1].published) == {"figg", "relink"}
 
 
@@ -97,15 +98,15 @@ def test_a_relay_without_clients_is_no_subscriber_and_delivers_nothing(watched: 
     for _ in range(100):
         watched.publish(b"x")
     watched.pass_time(1)
-    status = watched.status.complete()
+    status = finished(watched.status.complete())
     backbone = by_name(status["protocols"])["backbone"]
     assert (backbone["subscribers"], backbone["delivered_messages"], backbone["delivered_rate"]) == (0, 0, 0)
     assert (status["subscribers"]["total"], status["subscribers"]["listed"]) == (0, [])
     assert status["streams"]["listed"][0]["subscribers"] == 0
     assert watched.status.subscribers_page(0, 10) == {"total": 0, "page": 0, "listed": []}
-    assert b'fyrehose_subscribers{protocol="backbone"} 0.0' in metrics.text(metrics.registry(watched.status, 10))
+    assert b'fyrehose_subscribers{protocol="backbone"} 0.0' in finished(metrics.Exporter(watched.status, 10).text())
     relay.audience, relay.sent = 3, (6, 9)
-    status = watched.status.complete()
+    status = finished(watched.status.complete())
     assert (status["subscribers"]["total"], status["subscribers"]["listed"][0]["clients"]) == (3, 3)
     assert by_name(status["protocols"])["backbone"]["delivered_messages"] == 6
 
@@ -115,13 +116,13 @@ def test_publishers_and_the_time_until_acknowledgement_are_shown_by_protocol(wat
     watched.publish(b"x")
     watched.clock.advance(0.02)
     watched.journal.commit()
-    [http] = watched.status.complete()["protocols"]
+    [http] = finished(watched.status.complete())["protocols"]
     assert (http["publishers"], http["acknowledge_p50"], http["acknowledge_p99"]) == (1, 0.025, 0.025)
     watched.pass_time(180)
-    [http] = watched.status.complete()["protocols"]
+    [http] = finished(watched.status.complete())["protocols"]
     assert (http["publishers"], http["acknowledge_p50"]) == (0, None)
-    assert b'fyrehose_acknowledge_seconds_bucket{le="0.025",protocol="http"} 1.0' in metrics.text(
-        metrics.registry(watched.status, 10)
+    assert b'fyrehose_acknowledge_seconds_bucket{le="0.025",protocol="http"} 1.0' in finished(
+        metrics.Exporter(watched.status, 10).text()
     )
 
 
@@ -161,7 +162,7 @@ def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
     watched.subscribe(resumed=False)
     watched.subscribe()
     watched.pass_time(1)
-    protocols = by_name(watched.status.complete()["protocols"])
+    protocols = by_name(finished(watched.status.complete())["protocols"])
     assert list(protocols) == ["figg", "http", "lumberjack"]
     lumberjack, http, figg = protocols["lumberjack"], protocols["http"], protocols["figg"]
     assert [lumberjack[f"connections{which}"] for which in ("", "_peak", "_total")] == [2, 3, 3]
@@ -174,11 +175,11 @@ def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
 def test_busiest_streams_are_listed_first(watched: Any) -> None:
     for n in range(5):
         watched.publish(b"x", stream=f"s{n}")
-    watched.status.complete()
+    finished(watched.status.complete())
     watched.clock.advance(1)
     watched.publish(*[b"x"] * 9, stream="s3")
     watched.subscribe("s3")
-    streams = watched.status.complete(listed=2)["streams"]
+    streams = finished(watched.status.complete(listed=2))["streams"]
     assert (streams["total"], streams["matching"]) == (5, 5)
     assert [stream["name"] for stream in streams["listed"]] == ["s3", "s0"]
     assert streams["listed"][0] == {
@@ -197,7 +198,7 @@ def test_busiest_streams_are_listed_first(watched: Any) -> None:
 def test_streams_are_filtered_by_a_part_of_the_name(watched: Any) -> None:
     for stream in ("Orders", "orders.eu", "log"):
         watched.publish(b"x", stream=stream)
-    streams = watched.status.complete("ORD")["streams"]
+    streams = finished(watched.status.complete("ORD"))["streams"]
     assert (streams["total"], streams["matching"]) == (3, 2)
     assert {stream["name"] for stream in streams["listed"]} == {"Orders", "orders.eu"}
 
@@ -207,7 +208,7 @@ def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
     watched.subscribe()
     watched.subscribe(after=4, resumed=False)
     watched.subscribe(stream="elsewhere", resumed=False)
-    subscribers = watched.status.complete(listed=1)["subscribers"]
+    subscribers = finished(watched.status.complete(listed=1))["subscribers"]
     assert (subscribers["total"], subscribers["lag"]) == (3, 6)
     assert subscribers["listed"] == [
         {
@@ -228,8 +229,8 @@ def test_subscriber_that_does_not_read_has_the_time_until_it_is_disconnected(wat
     watched.publish(*[b"x"] * 10)
     watched.subscribe()
     stalled = watched.subscribe(after=4, resumed=False)
-    stalled.sink.closes_in = 12.5
-    status = watched.status.complete(listed=2)
+    stalled.sink.connection.closes_in = 12.5
+    status = finished(watched.status.complete(listed=2))
     assert [each["closes_in"] for each in status["subscribers"]["listed"]] == [12.5, None]
     assert [each["stalled"] for each in status["protocols"] if each["name"] == "figg"] == [1]
 
@@ -240,7 +241,7 @@ def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:
         for _ in range(times):
             counters.refuse(log, "figg", cause, "x")
     counters.add("figg", "skipped")
-    assert watched.status.complete()["refusals"] == [
+    assert finished(watched.status.complete())["refusals"] == [
         {"protocol": "figg", "cause": "b", "count": 3},
         {"protocol": "figg", "cause": "a", "count": 1},
     ]
@@ -254,8 +255,8 @@ def test_who_was_refused_last_is_listed_by_network(watched: Any) -> None:
     both = {"protocol": "figg", "cause": "silent"}
     v6 = {"network": "2001:db8::/64", "peer": "2001:db8::2", "detail": "from 2001:db8::2", "ago": 1, "count": 2}
     v4 = {"network": "10.0.0.1", "peer": "10.0.0.1", "detail": "from 10.0.0.1", "ago": 2, "count": 1}
-    assert watched.status.complete()["last_refusals"] == [both | v6, both | v4]
-    assert watched.status.complete(listed=1)["last_refusals"] == [both | v6]
+    assert finished(watched.status.complete())["last_refusals"] == [both | v6, both | v4]
+    assert finished(watched.status.complete(listed=1))["last_refusals"] == [both | v6]
 
 
 def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they_are_empty(watched: Any) -> None:
@@ -264,7 +265,7 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
     shared = sharing.create("jobs", SubscriptionOptions(stream="s"), 1).result
 
     def shown() -> tuple[object, object]:
-        (found,) = watched.status.complete()["subscriptions"]["listed"]
+        (found,) = finished(watched.status.complete())["subscriptions"]["listed"]
         return found["settled_rate"], found["empty_in"]
 
     def work(count: int) -> None:
@@ -285,7 +286,7 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
     watched.clock.advance(120)
     assert shown() == (None, 0), "the last minute has one look only"
     sharing.delete(shared)
-    assert watched.status.complete()["subscriptions"]["listed"] == []
+    assert finished(watched.status.complete())["subscriptions"]["listed"] == []
     watched.broker.table.close()
 
 
@@ -297,7 +298,7 @@ def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:
     counters.add("lumberjack", "resent-dropped", 300)
     counters.add("figg", "skipped", 2)
     counters.refuse(log, "figg", "a", "x")
-    assert watched.status.complete()["events"] == [
+    assert finished(watched.status.complete())["events"] == [
         {"protocol": "figg", "event": "skipped", "count": 2},
         {"protocol": "lumberjack", "event": "resent-dropped", "count": 300},
         {"protocol": "lumberjack", "event": "resent-forgotten", "count": 1},
@@ -307,14 +308,14 @@ def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:
 def test_server_with_a_full_disk_is_not_ready(watched: Any) -> None:
     watched.journal.enter(JournalState.READ_ONLY, "full")
     assert watched.status.ready() == (False, "read-only")
-    assert watched.status.complete()["journal"]["state"] == "read-only"
+    assert finished(watched.status.complete())["journal"]["state"] == "read-only"
 
 
 def test_pages_list_all_streams_in_order_of_creation(watched: Any) -> None:
     for n in range(5):
         watched.publish(b"x", stream=f"s{n * 7 % 5}")
     watched.publish(b"x", stream="other")
-    pages = [watched.status.streams_page("S", page, 2) for page in range(4)]
+    pages = [finished(watched.status.streams_page("S", page, 2)) for page in range(4)]
     assert [[stream["name"] for stream in page["listed"]] for page in pages] == [["s0", "s2"], ["s4", "s1"], ["s3"], []]
     assert [(page["total"], page["matching"], page["page"]) for page in pages] == [(6, 5, n) for n in range(4)]
     first = pages[0]["listed"][0]
@@ -336,7 +337,7 @@ def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch
         watched.publish(b"x", stream=f"s{n}")
         watched.subscribe(f"s{n}", resumed=False)
     watched.pass_time(2)
-    watched.status.complete(listed=10)
+    finished(watched.status.complete(listed=10))
     watched.clock.advance(1)
     looked: list[str] = []
     lag = fanout.Cursor.lag.fget
@@ -346,9 +347,9 @@ def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch
     monkeypatch.setattr(
         watched.sampler.subscriber_lags.lags().__class__, "include", lambda lags, cursors: looked.extend("?" * 10_000)
     )
-    watched.status.complete(listed=10)
-    metrics.text(metrics.registry(watched.status, 10))
-    watched.status.streams_page("", 5, 10)
+    finished(watched.status.complete(listed=10))
+    finished(metrics.Exporter(watched.status, 10).text())
+    finished(watched.status.streams_page("", 5, 10))
     watched.status.subscribers_page(5, 10)
     assert 0 < len(looked) < 200
 
@@ -357,18 +358,18 @@ def test_named_subscriptions_are_listed_the_one_furthest_behind_first(watched: A
     watched.publish(b"a", b"b", b"c")
     for name, after in (("done", 3), ("behind", 0)):
         watched.broker.named.open(name, "s", after)
-    found = watched.status.complete()["subscriptions"]
+    found = finished(watched.status.complete())["subscriptions"]
     assert (found["total"], [(each["name"], each["lag"]) for each in found["listed"]]) == (
         2,
         [("behind", 3), ("done", 0)],
     )
-    assert watched.status.complete(listed=0)["subscriptions"]["listed"] == []
+    assert finished(watched.status.complete(listed=0))["subscriptions"]["listed"] == []
 
 
 def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams(watched: Any) -> None:
     watched.broker.journal.keeper.kept.append(FileLag("archive", 600, 990_000_000))
     watched.broker.named.open("billing", "s", 0)
-    consumer, files = watched.status.complete()["subscriptions"]["listed"]
+    consumer, files = finished(watched.status.complete())["subscriptions"]["listed"]
     assert (consumer["kind"], consumer["name"]) == ("stream", "billing")
     assert files == {"name": "archive", "kind": "files", "behind_bytes": 600, "active": 990_000_000}
 
@@ -382,6 +383,13 @@ def test_programs_that_read_the_files_are_listed_behind_the_consumers_of_streams
         ({}, "b follows a, epoch 7, 2.0 KiB behind, leader heard 0.5 s ago"),
         ({"behind": 0}, "b follows a, epoch 7, not behind, leader heard 0.5 s ago"),
         ({"leader": ""}, "b follows, no leader is known"),
+        (
+            {
+                "role": "leader",
+                "log": SharedLogStatus(copies=2, replicas=3, problem="n3 is offline", remedy="start n3"),
+            },
+            "b leads, epoch 7; the shared log: n3 is offline; start n3",
+        ),
     ],
 )
 def test_the_role_of_a_server_in_its_cluster_is_described_in_plain_words(changes: dict[str, Any], words: str) -> None:
@@ -389,3 +397,23 @@ def test_the_role_of_a_server_in_its_cluster_is_described_in_plain_words(changes
         name="b", role="follower", leader="a", epoch=7, behind=2048, silent=0.5, takeovers=0, entries=9
     )
     assert summary(attrs.evolve(member, **changes)) == words
+
+
+@pytest.mark.parametrize("answer", ["complete", "page", "metrics"])
+def test_no_answer_describes_many_streams_or_subscriptions_in_one_step(watched: Any, answer: str) -> None:
+    for n in range(60):
+        watched.publish(b"x", stream=f"s{n}")
+        watched.broker.named.open(f"n{n}", f"s{n}", 0)
+    described: list[str] = []
+    watched.journal.before_read = lambda stream, start: described.append(stream)
+    steps = {
+        "complete": lambda: watched.status.complete("s", 60),
+        "page": lambda: watched.status.streams_page("s", 0, 60),
+        "metrics": lambda: metrics.Exporter(watched.status, 10).text(),
+    }[answer]()
+    taken = 0
+    for _ in steps:
+        taken += 1
+        assert len(described) <= 3
+        described.clear()
+    assert taken >= 60

@@ -6,6 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
+from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.publisher import MOST_PRODUCERS, fire
@@ -24,6 +25,7 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
+from fyrehose.net.turns import STEPS
 from fyrehose.observe.listeners import Listener
 from fyrehose.records import MAX_PAYLOAD, MAX_PUBLISH, Run
 from fyrehose.server.config import ServerSettings
@@ -230,6 +232,24 @@ def test_the_limit_of_the_configuration_holds_for_streams_that_exist_when_the_se
     broker.open()
     assert isinstance(refused(broker.publish(drafts(b"long"))), PayloadTooLarge)
     assert broker.publish(drafts(b"xxx")).result == (2,)
+
+
+def test_new_limits_reach_the_payloads_of_many_streams_in_turns() -> None:
+    broker, _, clock = make()
+    for number in range(3 * STEPS):
+        broker.publish(drafts(b"long", stream=f"s{number}"))
+    rules = StreamRules((StreamRule(names=("s*",), max_payload=3),))
+    broker.change_limits(rules, broker.limits, broker.max_streams, broker.named_subscriptions)
+
+    def limited() -> int:
+        return sum(largest == 3 for largest in broker.largest.values())
+
+    assert 0 < limited() <= STEPS
+    broker.retire([f"s{3 * STEPS - 1}"])
+    clock.advance(0)
+    assert limited() == len(broker.largest) == 3 * STEPS - 1
+    assert isinstance(refused(broker.publish(drafts(b"long", stream="s1"))), PayloadTooLarge)
+    assert isinstance(refused(broker.publish(drafts(b"long", stream="s-new"))), PayloadTooLarge)
 
 
 def test_streams_that_exist_at_the_start_count_for_the_limit() -> None:
@@ -452,3 +472,18 @@ def test_payload_by_stream_is_collected_only_for_an_observer() -> None:
     broker.grown = set()
     broker.publish([*drafts(b"abc"), *drafts(b"d", stream="t"), *drafts(b"e")])
     assert broker.grown_bytes == {"s": 4, "t": 1}
+
+
+def test_turns_that_take_long_are_counted_by_the_kind_of_their_work() -> None:
+    class Slow:
+        def take_turn(self) -> int:
+            clock.rightNow += 0.06
+            return 0
+
+        def failed(self, failure: Failure) -> None:
+            raise failure.value
+
+    broker, _, clock = make()
+    broker.turns.ready(Slow())
+    clock.advance(0)
+    assert broker.counters.counts["server", "long-turn-Slow"] == 1

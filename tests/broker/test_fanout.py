@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.fanout import SHARED, SHARED_COUNT, TURN, Fanout
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed, JournalCorrupt
-from fyrehose.interfaces import INamedSink, IRelay, ISubscription
+from fyrehose.interfaces import IConnectedSink, IRelay, ISubscription
 from fyrehose.net.turns import ROUND
 from fyrehose.net.turns import Turns as ServerTurns
 from fyrehose.records import Delivery, Run
@@ -465,9 +466,9 @@ def test_subscriptions_that_fail_by_a_bug_end_with_a_log_line_and_the_others_go_
 ) -> None:
     """The lines name the subscriber and the stream."""
 
-    @implementer(INamedSink)
+    @implementer(IConnectedSink)
     class Named(RecordingSink):
-        subscriber = ("figg", "10.0.0.1:5")
+        connection = SimpleNamespace(subscriber=("figg", "10.0.0.1:5"))
 
         def deliver(self, delivery: Delivery) -> None:
             raise RuntimeError("bug")
@@ -531,11 +532,11 @@ def test_the_number_of_kept_small_deliveries_is_bounded(server: Server) -> None:
         assert reads == again, "the oldest is not kept"
 
 
-@implementer(INamedSink)
+@implementer(IConnectedSink)
 class Named(RecordingSink):
     """A sink that says who it is."""
 
-    subscriber = ("protocol", "peer")
+    connection = SimpleNamespace(subscriber=("protocol", "peer"))
 
 
 def test_deliveries_are_counted_by_protocol_also_after_subscribers_have_left(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -11,9 +12,10 @@ from twisted.internet.task import Clock
 from fyrehose.broker import state_stream
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.state_stream import Replayed, StateStream
+from fyrehose.broker.state_stream import SLICE_BYTES, Replayed, StateStream
 from fyrehose.errors import JournalCorrupt, ReadOnly
 from fyrehose.interfaces import JournalState
+from fyrehose.net.turns import STEPS
 from fyrehose.records import Record, Run
 from fyrehose.testing import MemoryJournal
 
@@ -22,7 +24,7 @@ STREAM, SOURCE = ".state", "server"
 
 @attrs.define
 class Total:
-    """The sum of the numbers in the records: ``SINCE +N`` adds, ``SINCE =N`` is a checkpoint."""
+    """The sum of the numbers in the records: ``SINCE +N`` adds, ``SINCE =N`` is the sum until then."""
 
     total: int = 0
     applied: list[int] = attrs.field(factory=list)
@@ -31,15 +33,20 @@ class Total:
         self.total, self.applied = 0, []
 
     def begin(self, newest: Record) -> int:
-        since, change = newest.payload.split()
-        return newest.seq if change.startswith(b"=") else int(since)
+        since, _ = newest.payload.split()
+        return int(since)
 
-    def apply(self, record: Record) -> bool:
+    def apply(self, record: Record) -> None:
         change = record.payload.split()[1]
         self.applied.append(record.seq)
-        whole = change.startswith(b"=")
-        self.total = int(change[1:]) + (0 if whole else self.total)
-        return whole
+        self.total = int(change[1:]) + (0 if change.startswith(b"=") else self.total)
+
+
+class Reactor(Clock):
+    """A clock that makes one turn of the reactor out of each second."""
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(max(delay, 1), *args, **kw)
 
 
 class World:
@@ -47,7 +54,8 @@ class World:
 
     def __init__(self, journal: MemoryJournal | None = None) -> None:
         self.journal = journal or MemoryJournal()
-        self.broker = Broker(Clock(), self.journal, Sequencer())
+        self.clock = Reactor()
+        self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.state, self.appended = Total(), 0
         self.stream = StateStream(
@@ -58,6 +66,8 @@ class World:
             self.journal.bounds,
             lambda runs: self.broker.publish([], runs),
             everything=lambda: [b"0 =%d" % self.appended],
+            end=lambda begin: b"%d +0" % begin,
+            turns=self.broker.turns,
             checkpoint_bytes=100,
         )
 
@@ -111,7 +121,7 @@ def test_a_replay_begins_at_the_checkpoint_that_the_newest_record_names() -> Non
     world.stream.write_checkpoint()
     world.add(1)
     world.journal.forget(STREAM, 2)
-    assert world.replayed() == (6, Replayed(last=3, checkpoint=2))
+    assert world.replayed() == (6, Replayed(last=5, checkpoint=2))
 
 
 def test_a_checkpoint_may_be_the_newest_record() -> None:
@@ -119,7 +129,7 @@ def test_a_checkpoint_may_be_the_newest_record() -> None:
     world.add(5)
     world.stream.write_checkpoint()
     world.journal.forget(STREAM, 2)
-    assert world.replayed() == (5, Replayed(last=2, checkpoint=2))
+    assert world.replayed() == (5, Replayed(last=4, checkpoint=2))
 
 
 def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
@@ -128,7 +138,9 @@ def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
     world.stream.write_checkpoint()
     world.add(1)  # names no checkpoint, because none is durable yet
     world.journal.commit()
-    assert world.replayed() == (6, Replayed(last=3, checkpoint=2))
+    assert world.replayed() == (6, Replayed(last=4))
+    world.journal.commit()
+    assert world.replayed() == (6, Replayed(last=5, checkpoint=2))
     world.add(2)  # names the checkpoint
     world.journal.commit()
     world.journal.forget(STREAM, 2)
@@ -150,7 +162,7 @@ def test_missing_records_are_counted_since_the_checkpoint() -> None:
     assert world.replayed() == (3, Replayed(last=3, missing=2))
     world.stream.write_checkpoint()
     world.add(1)
-    assert world.replayed() == (7, Replayed(last=5, checkpoint=4))
+    assert world.replayed() == (7, Replayed(last=7, checkpoint=4))
 
 
 @pytest.mark.parametrize("payload", [b"", b"x +1", b"0 +x"])
@@ -174,8 +186,53 @@ def test_a_follower_replays_only_what_is_new() -> None:
     world.stream.write_checkpoint()
     world.add(5)
     follower.stream.follow()
-    assert (follower.state.total, follower.state.applied) == (15, [1, 2, 3, 4, 5, 6])
+    assert (follower.state.total, follower.state.applied) == (15, list(range(1, 9)))
     assert follower.stream.checkpoint == 5
+
+
+def test_a_follower_replays_in_turns_and_completes_its_state_when_it_leads() -> None:
+    world = World()
+    for _ in range(5):
+        world.add(1)
+    follower = World(world.journal)
+    for number in range(2_000):
+        world.add(number)
+    follower.stream.follow()
+    first = len(follower.state.applied)
+    assert 0 < first <= STEPS
+    assert follower.stream.lag == 2_005 - first
+    follower.stream.open()
+    assert (follower.stream.lag, follower.state.total) == (0, world.appended)
+    follower.stream.draft(b"0 +7").first_seq = 2_006  # it leads; a turn that waits must not replay now
+    follower.clock.advance(1)
+    assert follower.state.total == world.appended
+
+
+def test_a_state_that_was_emptied_is_replayed_afresh() -> None:
+    world = World()
+    world.add(5)
+    world.stream.write_checkpoint()
+    server = World(world.journal)
+    server.stream.open()
+    server.state.clear()
+    list(server.stream.steps(afresh=True))
+    assert (server.state.total, server.state.applied) == (5, [2, 3, 4])
+
+
+def test_a_change_that_is_refused_leaves_the_state_as_it_is() -> None:
+    world = World()
+    world.add(1)
+    follower = World(world.journal)
+    follower.stream.open()
+    follower.stream.draft(b"0 +1")  # and the journal refuses it
+    world.add(2)
+    follower.stream.follow()
+    assert (follower.state.total, follower.state.applied) == (3, [1, 2])
+    reads: list[int] = []
+    world.journal.before_read = lambda stream, start: reads.append(start)
+    world.add(3)
+    follower.stream.follow()
+    assert reads == [3], "nothing before it is read again"
 
 
 def test_a_follower_begins_before_the_first_record() -> None:
@@ -228,7 +285,7 @@ def test_a_checkpoint_is_written_when_the_records_behind_it_exceed_its_size_four
     for _ in range(50):
         world.add(1)
     world.stream.maintain()
-    assert (world.stream.checkpoint, world.replayed()[0]) == (128, 126)
+    assert (world.stream.checkpoint, world.replayed()[0]) == (130, 126)
 
 
 def test_a_checkpoint_is_written_when_retention_needs_the_segment_of_the_last_one() -> None:
@@ -243,7 +300,50 @@ def test_one_checkpoint_is_written_at_a_time() -> None:
     world.stream.maintain(must_move=True)
     world.stream.maintain(must_move=True)
     world.journal.commit()
-    assert world.journal.bounds(STREAM) == (1, 1)
+    world.journal.commit()
+    assert world.journal.bounds(STREAM) == (1, 3)
+
+
+def test_a_checkpoint_is_written_in_slices_between_which_others_append() -> None:
+    """One of many subscriptions takes 20 us to pack, and the reactor does nothing else meanwhile."""
+    world, packed = World(MemoryJournal(auto=False)), list[int]()
+
+    def everything() -> Iterator[bytes]:
+        for number in range(100):
+            packed.append(number)
+            yield b"%d =%d" % (world.stream.checkpoint, world.appended) + b" " * 1_024
+
+    world.stream.everything = everything
+    world.add(5)
+    world.stream.write_checkpoint()
+    turns = list[int]()
+    while not world.stream.checkpoint:
+        turns.append(len(packed))
+        packed.clear()
+        world.add(1)
+        world.journal.commit()
+        assert world.replayed()[0] == world.appended
+        world.clock.advance(1)
+    assert len(turns) > 2
+    assert max(turns) * 1_024 <= SLICE_BYTES + 1_024
+    world.journal.forget(STREAM, world.stream.checkpoint)
+    assert world.replayed()[0] == world.appended
+    assert not world.stream.is_due()
+
+
+def test_a_follower_that_has_missed_records_replays_the_next_checkpoint() -> None:
+    world = World()
+    follower = World(world.journal)
+    world.add(1)
+    follower.stream.open()
+    world.add(2)
+    world.add(3)
+    world.journal.forget(STREAM, 3)
+    follower.stream.follow()
+    assert follower.state.total == 4, "one is missing"
+    world.stream.write_checkpoint()
+    follower.stream.follow()
+    assert (follower.state.total, follower.stream.checkpoint) == (6, 4)
 
 
 def test_a_refused_checkpoint_is_due_again() -> None:
@@ -264,3 +364,14 @@ def test_a_draft_is_published_in_one_batch_with_its_messages() -> None:
     world.broker.publish([Run.of("s", [b"x"], source="figg")], [world.stream.draft(b"0 +1", b"0 +2")])
     world.journal.commit()
     assert (world.journal.bounds("s"), world.replayed()[0]) == ((1, 1), 3)
+
+
+def test_the_last_record_of_a_checkpoint_is_known() -> None:
+    """A checkpoint that begins in a sealed segment, and ends in the active one, must not be written again and again."""
+    world = World()
+    world.add(1)
+    world.stream.write_checkpoint()
+    assert (world.stream.checkpoint, world.stream.checkpoint_end) == (2, 4)
+    again = World(world.journal)
+    again.stream.open()
+    assert (again.stream.checkpoint, again.stream.checkpoint_end) == (2, 2)

@@ -45,7 +45,6 @@ def test_the_mean_size_is_computed_from_the_newest_records(watched: Watched) -> 
     watched.publish(*[b"x" * 100] * 50)
     watched.publish(*[b"y" * 10] * ends.RECORDS)
     found = Ends(watched.broker)
-    found.begin()
     end = found.of("s", 1, 50 + ends.RECORDS, False)
     assert (end.mean, end.first, end.last) == (10, 1, 50 + ends.RECORDS)
     assert end.oldest is not None
@@ -57,7 +56,6 @@ def test_the_newest_of_large_records_is_read_by_itself(watched: Watched, reads: 
     for _ in range(4):
         watched.publish(b"x" * ends.BYTES)
     found = Ends(watched.broker)
-    found.begin()
     assert found.of("s", 1, 4, False).mean == ends.BYTES
     assert reads == [("s", 1), ("s", 1), ("s", 4)]
 
@@ -68,7 +66,6 @@ def test_an_end_of_a_stream_that_has_not_moved_is_not_read_again(
     watched.publish(b"x", b"y")
     found = Ends(watched.broker)
     for _ in range(3):
-        found.begin()
         found.of("s", 1, 2, False)
     assert len(reads) == 2
     watched.publish(b"z")
@@ -78,23 +75,10 @@ def test_an_end_of_a_stream_that_has_not_moved_is_not_read_again(
     assert reads[2:] == [("s", 1)]
 
 
-def test_an_answer_about_many_streams_makes_a_limited_number_of_reads(watched: Watched, reads: list[Any]) -> None:
-    for n in range(10):
-        watched.publish(b"x", stream=f"s{n}")
-    found = Ends(watched.broker, reads=3, kept=4)
-    found.begin()
-    known = [found.of(f"s{n}", 1, 1, False) for n in range(10)]
-    assert [end.mean for end in known] == [1] + [None] * 9
-    assert len(reads) == 3
-    found.begin()
-    assert found.of("s9", 1, 1, False).mean == 1
-
-
 def test_the_streams_that_were_asked_for_last_are_remembered_up_to_a_limit(watched: Watched, reads: list[Any]) -> None:
     for n in range(6):
         watched.publish(b"x", stream=f"s{n}")
     found = Ends(watched.broker, kept=4)
-    found.begin()
     for n in range(6):
         found.of(f"s{n}", 1, 1, False)
     reads.clear()
@@ -108,7 +92,6 @@ def test_the_streams_that_were_asked_for_last_are_remembered_up_to_a_limit(watch
 def test_ends_of_an_empty_or_damaged_stream_are_unknown(watched: Watched) -> None:
     watched.publish(b"x")
     found = Ends(watched.broker)
-    found.begin()
     assert found.of("s", 1, 1, False).mean == 1
     assert found.of("s", 2, 1, False).mean is None
 

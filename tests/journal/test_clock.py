@@ -57,6 +57,35 @@ def test_record_times_follow_a_small_step_of_the_wall_clock(step: int) -> None:
     assert not clock.in_doubt
 
 
+def test_times_of_a_new_leader_go_on_slowly_while_those_of_the_last_one_are_ahead() -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(NOW - HOUR)
+    ahead = NOW + 50 * 60 * SECOND
+    assert clock.lead(ahead) == ahead
+    assert clock.in_doubt
+    assert "0:50:00 ahead of this server's clock" in " ".join(clock.messages())
+    times = []
+    for _ in range(50):
+        clocks.advance(60 * SECOND)
+        times.append(clock.now())
+    assert times == [ahead + 30 * SECOND * number for number in range(1, 51)]
+    clocks.advance(HOUR)
+    assert clock.now() == clocks.wall
+    assert not clock.in_doubt
+    assert clock.messages() == ["this server's clock has caught up with the times of the records"]
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, 0, SECOND, BOUND + SECOND])
+def test_other_times_of_the_last_leader_do_not_change_the_clock(ahead: int) -> None:
+    clocks = Clocks()
+    clock = clocks.record_clock()
+    clock.start(NOW)
+    assert clock.lead(NOW + ahead) == max(NOW, NOW + ahead)
+    assert clock.now() == NOW
+    assert not clock.in_doubt
+
+
 @pytest.mark.parametrize("step", [BOUND + 1, YEAR, -BOUND - 1, -YEAR, -NOW, 1 << 62])
 def test_record_times_do_not_follow_a_large_step_of_the_wall_clock(step: int) -> None:
     clocks = Clocks()

@@ -19,6 +19,7 @@ from twisted.logger import capturedLogs
 
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import journal as module
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import (
     AHEAD,
     CALM,
@@ -393,7 +394,7 @@ class Rig:
             writer,
             self.worker,
             Far(),
-            lambda: 50,
+            RecordClock(lambda: 50, lambda: 0),
             lambda size: self.writer.may,
             lambda call: call(),
             self.done.append,
@@ -834,5 +835,5 @@ def test_large_commits_return_after_the_disk_was_slow() -> None:
     for _ in range(20):
         size.took(size.most, 60.0)
     for _ in range(200):
-        size.took(size.most, 0.001 + size.most / 1e9)
+        size.took(size.most, 0.001 + size.most / 4e9)
     assert size.most == COMMIT

@@ -71,7 +71,7 @@ def world() -> World:
 def upkeep(world: World) -> Upkeep:
     log: Any = world
     made = Upkeep(world.clock, log, Files(), world.run, world.failures.append)
-    made.begin()
+    made.open = True
     return made
 
 
@@ -133,7 +133,7 @@ def test_a_snapshot_that_fails_is_only_logged(world: World, upkeep: Upkeep, log_
 def test_nothing_is_begun_when_the_journal_is_closed(world: World, upkeep: Upkeep, tmp_path: Path) -> None:
     upkeep.store_index(tmp_path / "first", b"index")
     world.work()
-    upkeep.end()
+    upkeep.open = False
     upkeep.mark()
     upkeep.take_snapshot(lambda: True)
     upkeep.store_index(tmp_path / "second", b"index")

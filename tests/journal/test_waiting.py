@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
 import attrs
 import pytest
@@ -99,13 +101,60 @@ def test_publish_takes_those_with_it_that_it_follows_indirectly(queue: Queue) ->
     assert queue.commit(most=2000) == ["1", "2", "3"]
 
 
-def test_publishes_of_one_network_never_overtake_each_other(queue: Queue) -> None:
-    queue.add("heavy", "large", LARGE)
-    for number in range(3):
-        queue.add("a", f"large {number}", LARGE)
-        queue.add("a", f"small {number}", SMALL)
-    names = [name for _ in range(9) for name in queue.commit() if name != "large"]
-    assert names == [f"{size} {number}" for number in range(3) for size in ("large", "small")]
+class Order:
+    """The orders that commits keep, whatever waits: a plain model of them.
+
+    :ivar submitted: what waits, in the order in which it was submitted
+    """
+
+    def __init__(self, dice: Random) -> None:
+        self.dice, self.waiting = dice, WaitingPublishes()
+        self.submitted: list[Publish] = []
+        self.ran: Counter[str] = Counter()
+
+    def submit(self) -> None:
+        network, streams = self.dice.choice("abc"), self.dice.sample("rstuv", self.dice.choice([1, 1, 2, 3]))
+        runs = [Run.of(stream, [b"x"], source="t", first_seq=1) for stream in streams]
+        publish = Publish(runs, self.dice.choice([1, 10, 60, 120]), None, len(self.submitted), network=network)
+        if self.dice.random() < 0.03:
+            publish = Publish([], 0, None, None, retires=["s"])
+        self.waiting.arrived.append(publish)
+        self.submitted.append(publish)
+
+    def commit(self) -> None:
+        items, size = self.waiting.take(100, self.dice.choice([0, 20]))
+        assert (items == []) == (self.submitted == []), "a commit is empty although something waits"
+        assert size == sum(item.size for item in items)
+        assert size <= 100 or len(items) == 1, "a commit is larger than its limit"
+        if items and self.dice.random() < 0.1:
+            self.waiting.put_back(items)  # it could not be written
+            again, size = self.waiting.take(100)
+            assert (again, size) == (items, sum(item.size for item in items))
+            self.ran["put back"] += 1
+        for item in items:
+            before = self.submitted[: self.submitted.index(item)]
+            self.ran["overtakes"] += bool(before)
+            self.ran["retires"] += bool(item.retires)
+            assert not (item.retires and before), "a retirement overtakes a publish"
+            for each in before:
+                assert not each.retires, "a publish overtakes a retirement"
+                assert each.network != item.network, "a publish overtakes one of its network"
+                shared = {run.stream for run in each.runs} & {run.stream for run in item.runs}
+                assert not shared, f"a publish overtakes one to its stream {shared}"
+            self.submitted.remove(item)
+        assert len(self.waiting) == len(self.submitted)
+
+
+def test_no_commit_breaks_an_order() -> None:
+    ran: Counter[str] = Counter()
+    for seed in range(300):
+        order = Order(Random(seed))
+        for _ in range(60):
+            order.dice.choice([order.submit, order.submit, order.submit, order.commit])()
+        while order.submitted:
+            order.commit()
+        ran += order.ran
+    assert min(ran[branch] for branch in ("overtakes", "retires", "put back")) > 100, ran
 
 
 def test_retirement_stays_between_what_came_before_and_after_it(queue: Queue) -> None:

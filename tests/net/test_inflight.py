@@ -54,12 +54,12 @@ class Peer:
             self.account.expect(self.size, sent)
         return sent - before
 
-    def finish(self) -> None:
-        """Complete the frame, and publish it."""
+    def finish(self, submitted: int = 0) -> None:
+        """Complete the frame, and publish it; *submitted* bytes of it are submitted to the journal."""
         assert self.account.arrived == self.size
         size, self.size = self.size, 0
         self.account.complete()
-        self.account.hold(size)
+        self.account.hold(size, submitted)
         self.account.expect(0, 0)
 
 
@@ -442,6 +442,18 @@ def test_the_only_answer_stays_however_large_it_is() -> None:
     assert not data.displaced
 
 
+@attrs.define(eq=False)
+class Pending:
+    """A publish that is not durable."""
+
+    account: Account
+    size: int
+    submitted: int
+
+    def end(self) -> None:
+        self.account.release(self.size, self.submitted)
+
+
 class InFlightMachine(RuleBasedStateMachine):
     """Connections as they come: they send while they are read, publish what is whole, become slow, and leave."""
 
@@ -450,9 +462,12 @@ class InFlightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.budget = InFlight(limit=self.limit, each=700)
+        self.empty = references(self.budget)
+        self.budget.window = lambda: self.window
         self.open: list[Peer] = []
-        self.in_flight: list[tuple[Account, int]] = []
-        self.now = 0.0
+        self.in_flight: list[Pending] = []
+        self.parked: list[Account] = []
+        self.window, self.now = 400, 0.0
 
     def draw(self, data: st.DataObject, found: list[Peer]) -> Peer:
         return data.draw(st.sampled_from(found))
@@ -466,9 +481,40 @@ class InFlightMachine(RuleBasedStateMachine):
             return
         peer.send(size, self.read)
         if peer.account.arrived == peer.size:
-            self.in_flight.append((peer.account, peer.size))
+            submitted = peer.size if peer.size % 3 else 0
+            self.in_flight.append(Pending(peer.account, peer.size, submitted))
             peer.slow = False
-            peer.finish()
+            peer.finish(submitted)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        """Let the input of a connection wait for the journal, which has much of its network to write."""
+        account = self.draw(data, self.open).account
+        behind = self.is_behind(account)
+        assert account.park(lambda: self.parked.remove(account)) == behind
+        if behind:
+            self.parked.append(account)
+
+    def submitted(self) -> dict[int, int]:
+        """Return the submitted bytes of each share that has some."""
+        found: dict[int, int] = {}
+        for each in self.in_flight:
+            if each.submitted:
+                found[id(each.account.share)] = found.get(id(each.account.share), 0) + each.submitted
+        return found
+
+    def is_behind(self, account: Account) -> bool:
+        found = self.submitted()
+        own = found.get(id(account.share), 0)
+        return own > 0 and own * len(found) >= self.window
+
+    @rule(window=st.integers(1, 800))
+    def pace(self, window: int) -> None:
+        """Let the disk become faster or slower."""
+        self.window = window
+        self.budget.proceed()
+        assert all(map(self.is_behind, self.parked)), "input waits for a journal that is fast enough"
 
     @rule(network=st.sampled_from(["a", "a", "b", "c", None]))
     def connect(self, network: str | None) -> None:
@@ -510,8 +556,10 @@ class InFlightMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def durable(self, data: st.DataObject) -> None:
-        account, size = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
-        account.release(size)
+        each = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+        each.end()
+        waiting = [account for account in self.parked if account.share is each.account.share]
+        assert all(map(self.is_behind, waiting)), "input of the network whose publish is durable still waits"
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -521,7 +569,9 @@ class InFlightMachine(RuleBasedStateMachine):
     @invariant()
     def sums_agree(self) -> None:
         budget = self.budget
-        assert budget.held == sum(size for _, size in self.in_flight)
+        assert budget.held == sum(each.size for each in self.in_flight)
+        assert budget.submitting == len(self.submitted())
+        assert not [account for account in self.parked if not account.share.submitted], "nothing will end the wait"
         assert budget.used == budget.held + sum(peer.account.arrived for peer in self.open)
         assert all(peer.account.paused != peer.reading for peer in self.open)
         assert not [peer for peer in self.open if peer.reading and peer.account.waits]
@@ -541,8 +591,8 @@ class InFlightMachine(RuleBasedStateMachine):
         """Everything that waits is served, as publishes become durable, and frames become whole or are dropped."""
         for _ in range(20 * len(self.open) + 20):
             while self.in_flight:
-                account, size = self.in_flight.pop(0)
-                account.release(size)
+                self.in_flight.pop(0).end()
+            assert not self.parked
             for peer in self.open:
                 if peer.reading and peer.size and not peer.slow:
                     self.advances(peer, 100)
@@ -551,6 +601,12 @@ class InFlightMachine(RuleBasedStateMachine):
                 peer.account.retry(self.now)
             self.open = [peer for peer in self.open if not peer.dropped]
         assert [peer for peer in self.open if not peer.reading or (peer.size and not peer.slow)] == []
+        for peer in list(self.open):
+            self.leaves(peer)
+        budget = self.budget
+        assert (budget.used, budget.held, budget.submitting, budget.slots.used) == (0, 0, 0, 0), "nobody is here"
+        budget.window = InFlight().window
+        assert references(budget) == self.empty, "something of a connection that has left is remembered"
 
 
 TestInFlightMachine = InFlightMachine.TestCase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import attrs
@@ -174,3 +175,43 @@ def test_a_lost_connection_releases_the_memory_of_its_large_record(world: World)
     world.protocol.connectionLost()
     assert not world.broker.budget.unread.used
     world.clock.advance(0)
+
+
+class Buffered(Transport):
+    """A transport that pauses its producer while more than a limit is unsent, until the peer reads."""
+
+    unsent = 0
+    protocol: Toy
+
+    def writeSequence(self, data: Any) -> None:
+        self.unsent += sum(map(len, data))
+        if self.unsent > MOST_UNREAD // 4:
+            self.protocol.pauseProducing()
+
+    def read(self, paused: bool) -> None:
+        """Let the peer read everything."""
+        self.unsent = 0
+        if paused:
+            self.protocol.resumeProducing()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_that_a_paused_peer_must_read_are_those_that_it_has_not_read(world: World, seed: int) -> None:
+    """What is unread is charged to the memory of all peers, so it must be neither forgotten nor counted twice."""
+    dice = Random(seed)
+    protocol, transport = world.protocol, Buffered(peerAddress=IPv4Address("TCP", "127.0.0.1", 1))
+    transport.protocol, protocol.transport = protocol, transport
+    unread = world.broker.budget.unread
+    for _ in range(200):
+        outgoing = protocol.outgoing
+        if dice.random() < 0.3:
+            transport.read(outgoing.paused)
+            assert (outgoing.paused, unread.used) == (False, 0)
+        else:
+            if not outgoing.paused:
+                transport.unsent = 0  # a transport that is not paused has hardly any unsent data left
+            protocol.session.out.append(bytes(dice.choice((1, 100, PIECE // 2, PIECE, MOST_UNREAD // 3))))
+            protocol.flush()
+        if outgoing.paused:
+            assert outgoing.written == transport.unsent, "what the peer has not read"
+            assert unread.used <= transport.unsent, "more is charged than the peer has not read"

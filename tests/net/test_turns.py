@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import attrs
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.net.turns import INPUT_S, LEAST, ROUND, ROUND_S, Turns
+from fyrehose.net.turns import INPUT_S, LEAST, LONG, ROUND, ROUND_S, STEPS, SteppedWork, Turns
 
 
 class Reactor(Clock):
@@ -356,3 +357,66 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "among others"])
+@pytest.mark.parametrize(
+    ("size", "seconds", "counted"), [(0, 0.0501, ["Job"]), (LONG, 0.0, ["Job"]), (LONG - 1, 0.0499, [])]
+)
+def test_turn_that_costs_much_is_counted_by_the_kind_of_its_work(
+    clock: Reactor, others: int, size: int, seconds: float, counted: list[str]
+) -> None:
+    """50 ms, or the bytes that cost as much."""
+    found: list[str] = []
+    turns = Turns(clock, long=found.append)
+    for number in range(others):
+        turns.ready(Job(turns, clock, f"10.0.0.{number}", left=1))
+    turns.run(Job(turns, clock, "10.0.1.0", size, seconds, left=1), "10.0.1.0")
+    clock.pump([1.0] * 3)
+    assert found == counted
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(0.0501, ["input"]), (0.0499, [])])
+def test_input_that_takes_long_as_it_arrives_is_counted(clock: Reactor, seconds: float, counted: list[str]) -> None:
+    found: list[str] = []
+    Turns(clock, long=found.append).charge("<10.0.0.0", seconds)
+    assert found == counted
+
+
+def test_steps_end_with_the_result_of_their_generator(turns: Turns, clock: Clock) -> None:
+    def counted() -> Generator[None, None, str]:
+        for _ in range(3 * STEPS):
+            yield
+        return "the end"
+
+    found: list[object] = []
+    SteppedWork(turns, counted(), "10.0.0.1").begin().addCallback(found.append)
+    assert not found, "one turn takes a part"
+    while not found:
+        clock.advance(1)
+    assert found == ["the end"]
+
+
+def test_steps_fail_with_the_error_of_their_generator(turns: Turns) -> None:
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise ValueError("of a step")
+
+    failures: list[Failure] = []
+    SteppedWork(turns, failing()).begin().addErrback(failures.append)
+    assert [failure.type for failure in failures] == [ValueError]
+
+
+def test_steps_that_are_stopped_go_no_further(turns: Turns, clock: Clock) -> None:
+    taken: list[int] = []
+
+    def counted() -> Generator[None, None, None]:
+        for step in range(3 * STEPS):
+            taken.append(step)
+            yield
+
+    steps = SteppedWork(turns, counted())
+    done = steps.begin()
+    steps.stop()
+    clock.pump([1] * 5)
+    assert (len(taken), done.called) == (STEPS, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,11 @@ class Reactor(MemoryReactorClock):
 
     taken: tuple[int, ...] = ()
     running = True
+    #: called before each attempt to listen
+    before: Callable[[], object] = staticmethod(lambda: None)
 
     def listenTCP(self, port: int, *args: Any, **more: Any) -> Any:
+        self.before()
         if port in self.taken:
             raise CannotListenError("127.0.0.1", port, OSError(98, "Address already in use"))
         return super().listenTCP(port, *args, **more)
@@ -320,6 +323,24 @@ def test_a_replaced_file_that_is_read_only_at_a_start_needs_a_restart(world: Wor
     assert reload() == attrs.evolve(answer, changed=()), "what needs a restart is said again"
     (world.folder / "nats.password").unlink()
     assert reload().changed == ("replication.password-file: cannot be read: No such file or directory",)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_files_that_vanish_while_a_reload_opens_a_listener_were_read_before(world: World, fails: bool) -> None:
+    authority, own = Authority(world.folder), world.folder / "own.pem"
+    renewed(authority, own)
+    (world.folder / "token").write_text("t" * 32)
+    world.reload(PAGE + ENCRYPTED)
+    tls = world.server.stack.listeners.open["figg/tls", "tcp:8129:interface=127.0.0.1"].service
+    before = tls.contents
+    about = renewed(authority, own)
+    world.reactor.before = lambda: [path.unlink(missing_ok=True) for path in (own, world.folder / "token")]
+    world.reactor.taken = (8117,) if fails else ()
+    opened = '"http/more" = "tcp:8117:interface=127.0.0.2"\n'
+    answer = world.reload(PAGE + opened + ENCRYPTED)
+    assert bool(answer.error) == fails
+    assert (tls.contents == before) == fails, "all changes are made, or none"
+    assert fails or f"figg/tls.tls-certificate: {about}" in answer.changed
 
 
 def test_a_failed_reload_is_not_logged_as_success(world: World, log_lines: list[str]) -> None:

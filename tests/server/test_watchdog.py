@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.interfaces import INamedSink, ISink
+from fyrehose.interfaces import IRelay, ISink
 from fyrehose.observe.meters import Stalls
 from fyrehose.protocols.figg.frames import Attach, Publish
 from fyrehose.protocols.figg.server import FiggFactory
@@ -204,7 +204,7 @@ def test_the_log_of_a_stall_names_the_peer_that_is_served(monkeypatch: pytest.Mo
         seen.append(watchdog.served(sys._getframe()))
         return Encoded(b"", 1, 1)
 
-    monkeypatch.setattr(type(peer.protocol.session), "send_attached", look)
+    monkeypatch.setattr(type(peer.protocol.session), "send", look)
     peer.send(Attach(topic="t").serialize())
     monkeypatch.setattr("fyrehose.protocols.figg.server.encode_data", look)
     other.send(Publish(topic="t", number=1, data=b"x").serialize())
@@ -225,7 +225,7 @@ class Nameless:
 
 
 def test_peer_is_found_in_the_stack_above_a_sink_without_a_peer() -> None:
-    @implementer(INamedSink)
+    @implementer(IRelay)
     class Named(Nameless):
         subscriber = ("figg", "10.0.0.1:5")
 

@@ -79,8 +79,7 @@ class Letter:
         write this record).
         """
         if self.record.get("source") == _SHARED:
-            stream, _, seq = str(self.record.get("producer", "")).rpartition("/")
-            return f"failed as record {seq}", len(self.payload), stream
+            return f"failed as record {self.record['producer_seq']}", len(self.payload), str(self.record["producer"])
         if self.record.get("source") != SOURCE:
             return "not a dead letter", len(self.payload), ""
         why, size, stream = str(self.record["topic"]).split(" ", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from twisted.python.failure import Failure
 from fyrehose.cli import running
 from fyrehose.cli.client import sources
 from fyrehose.cli.client.failures import FinalFailures
+from fyrehose.cli.client.remote import TOKEN_FILE
 from fyrehose.cli.client.servers import ADDRESS_HELP, PROTOCOL, TLS, server
 from fyrehose.cli.client.sources import Source
 from fyrehose.cli.client.values import ADDRESSES, DURATION, WholeNumber
@@ -34,6 +36,7 @@ CLOSE_TIMEOUT = 5.0
 @PROTOCOL
 @click.option("--to", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
 @TLS
+@TOKEN_FILE
 @click.option("--stream", metavar="NAME", help="Stream to publish to (not with backbone).")
 @click.option(
     "--file",
@@ -58,6 +61,7 @@ def publish(
     protocol: str,
     addresses: tuple[tuple[str, int | None], ...],
     tls: str | None,
+    token_file: Path | None,
     stream: str | None,
     files: tuple[str, ...],
     whole: bool,
@@ -68,7 +72,7 @@ def publish(
 ) -> None:
     """Publish MESSAGES, the lines of files, or the lines of standard input.
 
-    The exit status is 0 if the server acknowledged every message, which means that they are on its disk.
+    Exit status 0: the server has acknowledged every message; it has them on disk.
 
     \b
         fyrehose publish --stream notes "first message" "second message"
@@ -85,7 +89,7 @@ def publish(
         if not files and sys.stdin is not None and sys.stdin.isatty():
             click.echo("fyrehose: reading messages from standard input, one a line; Ctrl-D to finish", err=True)
         source = sources.lines_of(files or ("-",))
-    at = server(protocol, addresses[0], tls, addresses[1:])
+    at = server(protocol, addresses[0], tls, addresses[1:], token_file)
     status = running.run(
         lambda reactor: publish_from(
             reactor, at.publisher(reactor, stream, window, transaction), stream, source, timeout, at.failures

@@ -18,12 +18,14 @@ from fyrehose.client_tls import client_context
 from fyrehose.errors import ConfigError, FyrehoseError, RemoteProtocolError, os_reason
 from fyrehose.imports import ADMIN
 from fyrehose.net.clients import ServerUnavailable
-from fyrehose.options import why_unreadable
+from fyrehose.options import secret_in, why_unreadable
 from fyrehose.web.blocking_client import BlockingClient, is_address
 from fyrehose.web.client_session import TEMPORARY, ServerAnswer
 
 #: Timeout of one request, in seconds.
 TIMEOUT = 10.0
+
+TOKEN_FILE = click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token.")
 
 
 @attrs.frozen
@@ -56,7 +58,7 @@ class RemoteServer:
         if not is_address(url):
             raise ConfigError(f"invalid --url {url!r}: expected a URL with a host and a port, such as {default}")
         context = _context(authorities) if url.startswith("https:") else None
-        return cls(url.rstrip("/"), None if token_file is None else _token(token_file), context, default, authorities)
+        return cls(url.rstrip("/"), None if token_file is None else token_in(token_file), context, default, authorities)
 
     def status(self, match: str = "", limit: int = 200) -> dict[str, Any]:
         """Return the server's status: see :mod:`fyrehose.admin.status`.
@@ -209,7 +211,7 @@ def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     default = {"admin": DEFAULT_URL, "http": HTTP_URL}[listener]
     options = (
         click.option("--ca", type=click.Path(path_type=Path), help="PEM file of the certificate authority (https)."),
-        click.option("--token-file", type=click.Path(path_type=Path), help="File with the server's token."),
+        TOKEN_FILE,
         click.option(
             "--url", default=default, show_default=True, metavar="URL", help=f"URL of its {listener} listener."
         ),
@@ -227,11 +229,12 @@ def asks(listener: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return add
 
 
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read --token-file {path}: {why_unreadable(error)}") from error
+def token_in(path: Path) -> str:
+    """Return the token in a file, which is its first line.
+
+    :raises ConfigError: the file cannot be read, others may read it, or a header cannot carry what it has
+    """
+    token = secret_in(path, "--token-file")
     if not token.isprintable():
         raise ConfigError(
             f"the token in {path} contains control characters, which an HTTP header cannot carry; write the token "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from twisted.internet.endpoints import HostnameEndpoint
 from fyrehose import plugins
 from fyrehose.cli import candidates
 from fyrehose.cli.client.failures import TIMES, FinalFailures
+from fyrehose.cli.client.remote import token_in
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import (
     IClientPlugin,
@@ -47,6 +49,7 @@ class ServerAddress:
     :ivar plugin: provides :class:`fyrehose.interfaces.IClientPlugin`
     :ivar others: hosts and ports of other servers of the same cluster
     :ivar tls: PEM files, if the connection uses TLS: see :func:`fyrehose.cli.client.tls.encrypted`
+    :ivar token: the bearer token that clients send, if any
     :ivar failures: decides which failures of a connection end the command
     """
 
@@ -56,6 +59,7 @@ class ServerAddress:
     plugin: Any
     tls: tuple[str, ...] = ()
     others: tuple[tuple[str, int], ...] = ()
+    token: str | None = attrs.field(default=None, repr=False)
     failures: FinalFailures = attrs.field(init=False)
 
     @failures.default
@@ -121,12 +125,16 @@ class ServerAddress:
             raise ConfigError(f"protocol {self.protocol} takes one address: its client connects to only one server")
         if self.tls and not any(field.name == "tls_certificate" for field in attrs.fields(self.plugin.settings)):
             raise ConfigError(f"protocol {self.protocol} has no TLS; leave --tls out")
+        if self.token is not None and not self.plugin.abilities.token:
+            raise ConfigError(f"protocol {self.protocol} sends no token; leave --token-file out")
         if self.plugin.abilities.own_connections:
             return ClientTarget(reactor, self.host, self.port, process_exception=self.failures)
         places = ((self.host, self.port), *self.others)
         endpoints = [self._one_server(reactor, host, port) for host, port in places]
         endpoint = AnyServer(endpoints, [place_text(*place) for place in places]) if self.others else endpoints[0]
-        return ClientTarget(reactor, self.host, self.port, endpoint=endpoint, process_exception=self.failures)
+        return ClientTarget(
+            reactor, self.host, self.port, endpoint=endpoint, token=self.token, process_exception=self.failures
+        )
 
     def _one_server(self, reactor: Any, host: str, port: int) -> Any:
         """Return the endpoint of one server, with TLS if --tls was given."""
@@ -159,12 +167,14 @@ def server(
     place: tuple[str, int | None],
     tls: str | None = None,
     others: Sequence[tuple[str, int | None]] = (),
+    token_file: Path | None = None,
 ) -> ServerAddress:
     """Return the server at ``place``: a host, and a port, which may be None for the protocol's default port.
 
     :param others: hosts and ports of other servers of the same cluster
     :param tls: the value of ``--tls``: comma-separated PEM files
-    :raises ConfigError: the protocol has no clients for the command line, or ``tls`` is invalid
+    :param token_file: a file with the token that clients send
+    :raises ConfigError: the protocol has no clients for the command line, or ``tls`` or the token is invalid
     """
     plugin: Any = plugins.load(protocol)
     if not IClientPlugin.providedBy(plugin):
@@ -173,6 +183,7 @@ def server(
         raise ConfigError(f"invalid --tls {tls!r}: expected PEM files CA[,CERT[,KEY]]")
     host, port = place
     paths = () if tls is None else tuple(tls.split(","))
+    token = None if token_file is None else token_in(token_file)
     usual = plugin.default_port
     more = tuple((name, usual if number is None else number) for name, number in others)
-    return ServerAddress(protocol, host, usual if port is None else port, plugin, paths, more)
+    return ServerAddress(protocol, host, usual if port is None else port, plugin, paths, more, token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from fyrehose.cli import candidates, running
 from fyrehose.cli.client import formats
 from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.formats import Format
+from fyrehose.cli.client.remote import TOKEN_FILE
 from fyrehose.cli.client.servers import ADDRESS_HELP, TLS, protocol_to_tail, server
 from fyrehose.cli.client.values import ADDRESSES, DURATION, SINCE, WholeNumber
 from fyrehose.cli.running import connected, worker
@@ -42,6 +44,7 @@ MOST_NAMED = 10
 )
 @click.option("--from", "addresses", type=ADDRESSES, default="127.0.0.1", help=ADDRESS_HELP)
 @TLS
+@TOKEN_FILE
 @click.option(
     "--stream",
     metavar="NAME",
@@ -59,6 +62,7 @@ def tail(
     protocol: str | None,
     addresses: tuple[tuple[str, int | None], ...],
     tls: str | None,
+    token_file: Path | None,
     stream: str | None,
     since: int | str | None,
     subscription: str | None,
@@ -82,7 +86,7 @@ def tail(
     if takeover and subscription is None:
         raise click.UsageError("--takeover needs --subscription NAME")
     named = None if subscription is None else NamedTail(subscription, takeover)
-    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:])
+    at = server(protocol or protocol_to_tail(addresses[0]), addresses[0], tls, addresses[1:], token_file)
     status = running.run(
         lambda reactor: Tailing(
             reactor,

@@ -193,4 +193,4 @@ def client(reactor: Any, server: RemoteServer) -> Any:
             raise ConfigError(f"--url {server.url!r} needs --ca FILE, the certificates of its authorities")
         endpoint = encrypted(endpoint, host, (str(server.authorities),))
     plugin: Any = IWorkPlugin(plugins.load("http"))
-    return plugin.worker(ClientTarget(reactor, host, port, endpoint=endpoint), server.token)
+    return plugin.worker(ClientTarget(reactor, host, port, endpoint=endpoint, token=server.token))

@@ -35,7 +35,7 @@ def test_dead_letter_of_a_listener_is_published_to_its_original_stream() -> None
 
 
 def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_stream() -> None:
-    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b/17", topic="t"))
+    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b", producer_seq=17, topic="t"))
     assert found.about == ("failed as record 17", 1, "a/b")
     assert found.message() == {"stream": "a/b", "payload": "x"}
 
