@@ -109,7 +109,7 @@ run: .venv/run.stamp
 	@touch $@
 
 cluster: .venv/cluster.stamp
-	$(BIN)/python -m fyrehose.testing.cluster build/cluster
+	$(BIN)/python -m benchmarks.local_cluster build/cluster
 
 test: alone pure unit
 
@@ -212,6 +212,8 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/resent_kill.py --kills $(call scaled,100) --sigterms $(call scaled,50)
 	$(BIN)/python tests/verification/torture/resent_kill.py --takeovers $(call scaled,20)
 	$(BIN)/python tests/verification/torture/standby_kill.py --kills $(call scaled,30)
+	$(BIN)/python tests/verification/torture/syslog_kill.py --messages $(call scaled,1000000) --kills 20
+	$(BIN)/python tests/verification/torture/forward_kill.py --kills $(call scaled,100)
 	$(BIN)/python tests/verification/torture/bits.py --kind checks --count 0
 	$(BIN)/python tests/verification/torture/bits.py --count $(call scaled,2000)
 	$(BIN)/python tests/verification/torture/faults.py --count $(call scaled,5)

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -46,7 +46,7 @@ from fyrehose.protocols.relink.frames import Hello, Op, Terms
 from fyrehose.protocols.relink.link import Link
 from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.server.service import Fyrehose
-from fyrehose.testing.ports import free_port
+from fyrehose.testing.ports import free_ports
 
 #: Rounds before those that count, in which memory is allocated and caches fill.
 WARM_UP = 20
@@ -306,16 +306,6 @@ TRIPS: dict[str, Callable[[int, int], Round]] = {
 PROTOCOLS = {"leased": "http"}
 
 
-def first_of_three_ports() -> int:
-    """Return the first of three free ports in a row, which the event bus takes."""
-    while True:
-        first = free_port()
-        with ExitStack() as stack, suppress(OSError):
-            for port in (first + 1, first + 2):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-
-
 def measured(
     names: list[str], ports: dict[str, int], rounds: int, tracer: Tracer, show: bool
 ) -> dict[str, list[Count]]:
@@ -348,7 +338,7 @@ def trace(names: list[str], rounds: int, show: bool = False) -> dict[str, list[C
         ports = {}
         for name in names:
             word = "udp" if name == "backbone" else "tcp"
-            ports[name] = first_of_three_ports() if name == "eventbus" else free_port()
+            ports[name] = free_ports(1, 3)[0]  # the event bus takes three
             plugin = plugins.load(PROTOCOLS.get(name, name))
             place = f"{word}:{ports[name]}:interface=127.0.0.1"
             plugin.make_service(reactor, server.broker, place, plugin.settings()).setServiceParent(server)

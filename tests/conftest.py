@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.logger import LogEvent, LogLevel, formatEvent, globalLogPublisher
 
+from tests.doubles.differences import differences
 from tests.doubles.programs import ForkedPopen, RealPopen, starts_alike
 
 # How long a Hypothesis example takes depends mainly on the machine, so there is no deadline.
@@ -53,6 +55,18 @@ subprocess.Popen = ForkedPopen  # type: ignore[misc]
 def real_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start each program of Fyrehose by a new interpreter, for tests of what a process does at its start and end."""
     monkeypatch.setattr(subprocess, "Popen", RealPopen)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Explain a comparison of tuples by what their parts are."""
+    return differences(left, right, sys._getframe()) or None if op == "==" else None
+
+
+@pytest.fixture
+def torture(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Return a function that imports a module of tests/verification/torture."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "verification" / "torture"))
+    return importlib.import_module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -137,13 +137,13 @@ LAYERS = (
     ("jsontext", "kernels"),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
-        *("spans", "ndjson", "toml_files", "observe", "client_tls", "periodic", "routes", "inflate", "file_content"),
+        *("spans", "ndjson", "toml_files", "observe", "client_tls", "routes", "inflate", "file_content"),
         "fair_order",
     ),
-    ("journal", "broker", "subscriptions", *BOUNDS),
+    ("journal", "broker", "subscriptions", "periodic", *BOUNDS),
     ("net",),
     ("web",),
-    ("offline", "cluster", "protocols", "admin"),
+    ("offline", "cluster", "protocols", "admin", "forward.destination"),
     ("plugins",),
     ("server",),
 )

@@ -17,6 +17,13 @@ ROOT = Path(__file__).parents[1]
 ALWAYS = ("tests/test_layers.py", "tests/conformance/test_awkward.py", "tests/docs")
 #: Folders whose tests take minutes, or need real processes.
 LONG = ("tests/live/", "tests/verification/", "tests/spark/")
+#: Random schedules over a whole package, which notice in seconds what examples do not.
+SCHEDULES = {
+    "subscriptions": (
+        "tests/verification/consumers/test_schedules.py::test_random_schedules_break_no_rule",
+        "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule",
+    )
+}
 #: The tests of Spark's code that start no Spark session.
 SPARK = tuple(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds"))
 
@@ -40,6 +47,9 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
             found = [f"tests/kernels/test_{stem}.py", f"tests/protocols/{stem}"]
         case ("fyrehose", "spark", *_, name) if name.endswith(".py"):
             return [each for each in SPARK if (root / each).exists()]
+        case ("fyrehose", folder, *_, name) if name.endswith(".py") and folder in SCHEDULES:
+            schedules = [each for each in SCHEDULES[folder] if (root / each.partition("::")[0]).exists()]
+            return [each for each in (f"tests/{folder}",) if (root / each).exists()] + schedules
         case ("fyrehose", name) if name.endswith(".py"):
             found = sorted(str(each.relative_to(root)) for each in root.glob("tests/test_*.py"))
         case ("fyrehose", *folders, name) if name.endswith((".py", ".pyx")):

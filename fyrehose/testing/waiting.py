@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import getsource
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -16,5 +17,13 @@ async def until(reactor: IReactorTime, condition: Callable[[], object], patience
     """
     deadline = reactor.seconds() + patience
     while not condition():
-        assert reactor.seconds() < deadline, f"not within {patience:g} s"
+        assert reactor.seconds() < deadline, f"not within {patience:g} s: {_text(condition)}"
         await deferLater(reactor, 0.005)
+
+
+def _text(condition: Callable[[], object]) -> str:
+    """Return the source of *condition* on one line, as far as it is known."""
+    try:
+        return " ".join(getsource(condition).split())
+    except (OSError, TypeError):
+        return repr(condition)

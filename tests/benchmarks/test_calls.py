@@ -8,6 +8,10 @@ import sys
 import pytest
 
 from benchmarks.calls import TRIPS, Count, Tracer
+from tests.protocols.http.test_leasing import World
+
+#: How many calls a leased and settled record takes at most, and in how many files.
+CALLS, FILES = 171, 27
 
 
 def test_tracer_counts_only_fyrehose_functions_during_a_round() -> None:
@@ -19,6 +23,32 @@ def test_tracer_counts_only_fyrehose_functions_during_a_round() -> None:
     with tracer.round():
         pass
     assert tracer.count() == Count(0, 0, 0, 0)
+
+
+def test_a_leased_and_settled_record_takes_few_calls() -> None:
+    """Without the journal and the sockets, which the real server adds; see docs/architecture.md, "Measured"."""
+    world, tracer = World(), Tracer()
+    world.factory.now = lambda: 1.0  # In each second, the head of an answer is made again.
+    world.create()
+    peer = world.peer()
+
+    def once() -> None:
+        _, leased = peer.ask("POST /subscriptions/work/lease", {"consumer": "w"})
+        (record,) = leased["records"]
+        status, _ = peer.ask("POST /subscriptions/work/settle", {"done": [[record["seq"], record["token"]]]})
+        assert status == 200
+
+    once()
+    before = sys.getprofile()
+    sys.setprofile(tracer.profile)
+    try:
+        with tracer.round():
+            once()
+    finally:
+        sys.setprofile(before)
+    files = [file for file, _, _ in tracer.entered if "/testing/" not in file and "/kernels/" not in file]
+    assert len(files) <= CALLS
+    assert len(set(files)) <= FILES
 
 
 @pytest.mark.live

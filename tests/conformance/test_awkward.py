@@ -21,6 +21,7 @@ from fyrehose.errors import ConfigError, InvalidName, LocalProtocolError, Remote
 from fyrehose.identity import digest
 from fyrehose.jsontext import loaded
 from fyrehose.options import build, file_path, options_of, typed
+from fyrehose.protocols.http.managing import settling
 from fyrehose.protocols.lumberjack.columns import Columns
 from fyrehose.protocols.relink import names as relink
 from fyrehose.protocols.relink.frames import Terms
@@ -28,8 +29,7 @@ from fyrehose.records import MAX_NAME, Record, Run
 from fyrehose.routes import Routes, routes
 from fyrehose.server.config import ServerSettings
 from fyrehose.spans import merged
-from fyrehose.subscriptions.progress import SavedSubscription, SavedSubscriptions, SubscriptionOptions, pack_checkpoint
-from fyrehose.subscriptions.settling import settling
+from fyrehose.subscriptions.progress import SavedSubscription, SavedSubscriptions, SubscriptionOptions, pack_whole
 from fyrehose.testing import MemoryJournal
 from fyrehose.web.tokens import authorization, same, token_in
 from tests.doubles.awkward import NAMES, NOT_UTF8, PATHS, RANGES, SURROGATES, TOO_LONG
@@ -122,6 +122,9 @@ WAYS: dict[str, Callable[[str], object]] = {
 }
 #: Ways in where long names are refused, because other words share the room.
 SHORTER = {"an endpoint of Relink"}
+#: Ways in of labels, whose characters count, and of texts without a limit of their own.
+LABELS = {f"publish: {field}" for field in ("producer", "topic", "content_type")}
+ANY_LENGTH = {"a result of a settling", "the stream of a settled record"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -132,6 +135,8 @@ def test_text_is_refused_or_arrives_as_it_was_sent(way: str) -> None:
     refused = [text for text, came in found.items() if came is REFUSED]
     accepted = [text for text in SURROGATES if text not in refused]
     assert not accepted, f"{way} accepts texts that UTF-8 cannot encode"
+    long = [text for text in TOO_LONG if len(text if way in LABELS else text.encode()) > MAX_NAME]
+    assert way in ANY_LENGTH or {*long} <= {*refused}, f"{way} accepts more than {MAX_NAME} bytes"
     names = {name for name in NAMES if way not in SHORTER or len(name.encode()) < MAX_NAME // 2}
     assert not names & {*refused}, f"{way} refuses valid names"
 
@@ -216,7 +221,7 @@ def subscription_record(text: str) -> object:
     saved = SavedSubscription(SubscriptionOptions(stream=text, dead=text), owner=text)
     saved.progress(text).reach = 7
     found = SavedSubscriptions()
-    (payload,) = pack_checkpoint({text: saved})
+    (payload,) = pack_whole(text, 0, saved)
     found.apply(record_of(payload))
     return found.entries[text].packed().keys() == saved.packed().keys() and (
         found.entries[text].owner,

@@ -30,7 +30,10 @@ ENDPOINTS = {
 REFUSING = {"RemoteProtocolError", "refuse", "_refuse", "Dropped", "count_refusal"}
 #: Modules of the clients, which have counters of their own, and the client's classes in a module of both sides.
 CLIENTS = re.compile(r"client|reader|publisher")
-CLIENT_CLASSES = {"BackboneClientSession", "ConnectorSession", "EventBusClientSession", "LumberjackWriterSession"}
+CLIENT_CLASSES = {
+    *("BackboneClientSession", "ConnectorSession", "EventBusClientSession", "LumberjackWriterSession"),
+    "RelpClientSession",
+}
 
 
 def declared(protocol: str) -> dict[str, bool]:

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from struct import pack
 from typing import Any
 
@@ -24,6 +25,7 @@ from fyrehose.protocols.eventbus.session import (
     SubscriberSession,
 )
 from fyrehose.protocols.eventbus.zmtp import Null, ZmtpSession, encode, pack_metadata
+from fyrehose.protocols.figg.frames import Publish
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
 from fyrehose.protocols.lumberjack.frames import EventRun
@@ -32,7 +34,7 @@ from fyrehose.protocols.relink.events import Received
 from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
 from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
-from fyrehose.protocols.syslog.session import SyslogServerSession
+from fyrehose.protocols.syslog.session import RelpClientSession, SyslogServerSession
 from fyrehose.sessions import ByteSession, events_of
 from fyrehose.testing import every_chunking, feed
 from fyrehose.web.session import WebSession
@@ -43,7 +45,7 @@ TERMS = Terms(endpoint="publish:s", connector_size=1)
 def figg_publishes() -> bytes:
     client = FiggClientSession()
     for number in (1, 2, 3):
-        client.send_publish("t", number, [b"%d" % number])
+        client.send(Publish(topic="t", number=number, data=b"%d" % number))
     return b"".join(client.data_to_send())
 
 
@@ -101,6 +103,14 @@ def consume(session: Any, event: Any) -> None:
         session.link.consume(event.channel, event.first + len(event.messages) - 1)
 
 
+def sent_by_relp() -> RelpClientSession:
+    """Return the session of a client that waits for the answers to two messages."""
+    session = RelpClientSession()
+    session.receive_data(b"1 rsp 6 200 OK\n")
+    session.send([b"one", b"two"])
+    return session
+
+
 CASES = {
     FiggServerSession: Case(FiggServerSession, figg_publishes(), nothing, lambda event: sum(map(len, event.runs)), 3),
     FiggClientSession: Case(FiggClientSession, b"", nothing, one, 0),
@@ -112,6 +122,7 @@ CASES = {
         12,
     ),
     LumberjackWriterSession: Case(LumberjackWriterSession, b"", nothing, one, 0),
+    RelpClientSession: Case(sent_by_relp, b"2 rsp 6 200 OK\n3 rsp 8 500 full\n", nothing, lambda e: len(e.answers), 2),
     ListenerSession: Case(
         linked_listener,
         b"".join(Message(channels=(n % 2,), parts=(b"x",)).serialize(1) for n in range(9)),
@@ -165,6 +176,10 @@ CASES = {
 }
 
 
+#: Sessions whose incomplete frames are not charged to a connection.
+UNCHARGED = (LumberjackWriterSession, RelpClientSession)
+
+
 def public_sessions() -> set[type]:
     """Return every public session class that receives a stream of bytes."""
     root = Path(fyrehose.__file__).parent
@@ -211,6 +226,35 @@ def test_nothing_follows_a_violation() -> None:
     found = list(events_of(session, data))
     assert [type(event) for event in found[-2:]] == [EventRun, Broken]
     assert list(events_of(session, data)) == []
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_session_that_has_ended_keeps_nothing_and_returns_nothing(kind: type) -> None:
+    """Valid bytes of random length are followed by random ones, and some peers leave within a frame."""
+    case, broken = CASES[kind], 0
+    for seed in range(40):
+        dice = Random(seed)
+        data = case.data[: dice.choice((0, dice.randint(0, len(case.data))))]
+        data += dice.choice((b"\xff" * 64, dice.randbytes(64), b""))
+        session, at = case.session(), 0
+        ended = False
+        while at < len(data) and not ended:
+            size = dice.choice((1, 7, 64, 1000))
+            for event in events_of(session, data[at : at + size]):
+                assert not ended, "an event follows the end"
+                ended = isinstance(event, Broken)
+                if not ended:
+                    case.react(session, event)
+            at += size
+        if not ended and kind is not RelpClientSession:
+            ended = any(isinstance(event, Broken) for event in session.receive_eof())
+        if ended:
+            broken += 1
+            assert (session.more, session.next_events()) == (False, [])
+            assert list(events_of(session, case.data or b"x")) == [], "bytes behind the end have events"
+        if ended and kind not in UNCHARGED:
+            assert (session.expected, session.buffered) == (0, 0), "the connection is charged for what is over"
+    assert broken, "no random bytes violate the protocol"
 
 
 def test_session_that_waits_for_its_owner_has_no_more() -> None:

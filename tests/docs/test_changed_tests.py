@@ -11,6 +11,10 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "tools" / "changed_tests.py"
 
 
+#: The tests of a package whose schedules run, too.
+SCHEDULES = "tests/verification/consumers/test_schedules.py::test_random_schedules_break_no_rule"
+
+
 @pytest.fixture(scope="module")
 def script() -> Any:
     spec = spec_from_file_location("changed_tests", SCRIPT)
@@ -36,6 +40,7 @@ def script() -> Any:
         ("tests/conftest.py", []),
         ("tests/live/test_figg.py", []),
         ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py"]),
+        ("fyrehose/subscriptions/lane.py", ["tests/subscriptions", SCHEDULES]),
         ("docs/index.md", []),
         ("fyrehose/without_tests.py", ["tests/test_options.py"]),
     ],
@@ -45,6 +50,7 @@ def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, te
         *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
         *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/spark/test_lake.py"),
+        *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_schedules.py"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
@@ -63,4 +69,6 @@ def test_every_changed_file_of_this_checkout_has_existing_tests(script: Any) -> 
     modules = [str(path.relative_to(root)) for path in (root / "fyrehose").rglob("*.py")]
     chosen = script.selection(modules)
     assert len(chosen) > 10
-    assert [each for each in chosen if not (root / each).exists()] == []
+    assert [each for each in chosen if not (root / each.partition("::")[0]).exists()] == []
+    named = [each.split("::") for each in chosen if "::" in each]
+    assert [name for path, name in named if f"def {name}(" not in (root / path).read_text()] == []

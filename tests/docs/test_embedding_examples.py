@@ -24,6 +24,7 @@ from zope.interface.verify import verifyObject
 from fyrehose.interfaces import IBroker, ISink
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.figg.client import FiggClient
+from fyrehose.protocols.figg.frames import Publish
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.protocols.lumberjack import LumberjackWriterSession
 from fyrehose.records import Run
@@ -77,7 +78,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def publish_frames(*messages: bytes, topic: str = "t") -> bytes:
     """Return the bytes that a Figg client sends to publish *messages*."""
     session = FiggClientSession()
-    session.send_publish(topic, 1, messages)
+    for number, message in enumerate(messages, 1):
+        session.send(Publish(topic=topic, number=number, data=message))
     return b"".join(session.data_to_send())
 
 

@@ -25,6 +25,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import ClusterStatus, JournalStatus
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import SubscriptionOptions
+from tests.doubles.steps import finished
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = DOCS / "examples" / "monitoring"
@@ -57,7 +58,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     broker.counters.writers.connected("web-1", "filebeat 8.19.0", "10.0.0.1:5000").acknowledged_at = 0.0
     clock.advance(1)
     status = Status(broker, Sampler(clock, broker, lambda: 0.0), 0.0, StreamRates(clock.seconds, broker))
-    families = list(text_string_to_metric_families(metrics.text(metrics.registry(status, 10)).decode()))
+    families = list(text_string_to_metric_families(finished(metrics.Exporter(status, 10).text()).decode()))
     broker.close()
     return {family.name for family in families} | {sample.name for family in families for sample in family.samples}
 

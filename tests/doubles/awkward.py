@@ -56,3 +56,5 @@ RANGES = (
     ((5, 6), (1, 3), (2, 5)),
     ((2, 2), (1, 1), (4, 4), (2, 2)),
 )
+#: Numbers of JSON that integers, doubles, or Python's conversions do not hold.
+NUMBERS = ("1e999", "-1e999", "1e-999", "-0.0", "1" + "0" * 400, "-1" + "0" * 400, "1" + "0" * 5_000, "0.1" + "3" * 900)

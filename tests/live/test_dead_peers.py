@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fyrehose.offline.view import look
-from fyrehose.protocols.figg import FiggClientSession
+from fyrehose.protocols.figg.frames import Attach
+from fyrehose.protocols.figg.session import FiggClientSession
 from tests.live.conftest import Start
 from tests.live.networks import Network
 
@@ -88,7 +89,7 @@ def test_connections_of_a_vanished_machine_end_within_a_minute(
     live = "http://10.9.0.1:8117/streams/t/live?subscription=s"
     assert curl(server, "-d", "one", "http://10.9.0.1:8117/streams/t") == "200"
     attaching = FiggClientSession()
-    attaching.send_attach("t", 0)
+    attaching.send(Attach(topic="t", offset=0))
     silent = silent_peers(client, "8117", CONSUME.hex(), "8119", b"".join(attaching.data_to_send()).hex())
     assert server.run(*ESTABLISHED).count("10.9.0.2:") == 2
     assert curl(server, live) == "409"

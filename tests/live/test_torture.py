@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fyrehose.testing.nats import program
+from benchmarks.nats_servers import program
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TORTURE = Path(__file__).parents[1] / "verification" / "torture"
 sys.path.insert(0, str(TORTURE))
 herd_attacks = import_module("herd_attacks")
+#: Where programs of the system are, which the path of a user may lack.
+SBIN = "/usr/sbin:/usr/local/sbin:/usr/bin"
 FUZZ = Path(__file__).parents[1] / "verification" / "fuzz"
 
 
@@ -45,6 +47,27 @@ def test_events_with_an_identity_are_stored_once_over_takeovers(tmp_path: Path) 
     said = run("resent_kill.py", "--takeovers", "3", "--agents", "2", "--directory", str(tmp_path))
     assert int(said.split(" take-overs ")[0]) >= 3
     assert " 0 doubled, 0 lost" in said
+
+
+@pytest.mark.skipif(
+    shutil.which("rsyslogd", path=SBIN) is None, reason="a program of others is not installed: rsyslogd"
+)
+def test_messages_of_rsyslog_survive_kills(tmp_path: Path) -> None:
+    words = ("--messages", "20000", "--kills", "3", "--directory", str(tmp_path))
+    assert ", 0 lost, " in run("syslog_kill.py", *words)
+    assert ", 1 lost, " in run("syslog_kill.py", *words, "--sabotage", status=1)
+
+
+def test_forwarded_records_survive_kills(tmp_path: Path) -> None:
+    """Kafka is left out, whose brokers end with the process that has them."""
+    chosen = [word for name in ("fyrehose", "elasticsearch", "lumberjack", "relp") for word in ("--only", name)]
+    said = run("forward_kill.py", "--kills", "4", "--directory", str(tmp_path), *chosen)
+    assert said.count("; 0 lost, ") == 4
+
+
+def test_forwarded_records_that_are_skipped_are_noticed(tmp_path: Path) -> None:
+    words = ("--kills", "1", "--only", "elasticsearch", "--sabotage", "--directory", str(tmp_path))
+    assert "; 0 lost, " not in run("forward_kill.py", *words, status=1)
 
 
 def test_torture_detects_lost_records(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ last checkpoint, and starts servers and followers; a separate dictionary has the
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import attrs
 import harness
@@ -33,7 +35,7 @@ with harness.instrumented("fyrehose.broker"):
         SavedSubscriptions,
         SubscriptionOptions,
         pack,
-        pack_checkpoint,
+        pack_whole,
     )
     from fyrehose.testing import MemoryJournal
 
@@ -61,16 +63,24 @@ class Life:
     def of(self, state: SavedSubscriptions) -> StateStream:
         journal = self.journal
         stream = StateStream(
-            STREAM, SOURCE, state, journal.read, journal.bounds, lambda runs: self.broker.publish(runs)
+            STREAM,
+            SOURCE,
+            state,
+            journal.read,
+            journal.bounds,
+            lambda runs: self.broker.publish(runs),
+            turns=self.broker.turns,
         )
         stream.everything, stream.checkpoint_bytes = self.everything, 400
+        stream.end = lambda begin: pack("", begin, {})
         return stream
 
-    def everything(self) -> list[bytes]:
-        entries = {name: SavedSubscription(OPTIONS) for name in self.appended}
-        for name, saved in entries.items():
-            saved.progress("s").final.add(1, self.appended[name])
-        return pack_checkpoint(entries)
+    def everything(self) -> Iterator[bytes]:
+        for name in list(self.appended):
+            if name in self.appended:
+                saved = SavedSubscription(OPTIONS)
+                saved.progress("s").final.add(1, self.appended[name])
+                yield from pack_whole(name, self.stream.checkpoint, saved)
 
     def append(self, name: str, position: int | None) -> None:
         """Append a deletion, or a creation or an acknowledgement, which moves the position to *position* or not."""
@@ -142,11 +152,11 @@ def records(data: bytes) -> None:
     pattern.progress("l.a").final.add(1, 3)
     shared = SavedSubscription(SubscriptionOptions(stream="s"), 3, True)
     shared.progress("s").apply({"final": [[2, 3], 5], "reach": 7, "ends": [[6, 7, 2, 1]]})
-    (whole,) = pack_checkpoint({"a": pattern, "b": shared})
+    wholes = [*pack_whole("a", 1, pattern), *pack_whole("b", 1, shared)]
     change = pack(
         "b", 1, {"stream": "s", "final": [6], "dead": [7], "letters": [[7, 5, "limit", 1]], "hold": [], "reach": 9}
     )
-    payloads = [dice.damaged(whole), dice.damaged(change), dice.blob()]
+    payloads = [dice.damaged(dice.choice(wholes)), dice.damaged(change), dice.blob()]
     run = Run.of(STREAM, payloads, source=SOURCE).numbered(1, 1)
 
     def read(stream: str, start: int, size: int) -> tuple[Run, ...]:
@@ -157,7 +167,8 @@ def records(data: bytes) -> None:
         replay(saved, read, (1, 1 + dice.below(3)), STREAM, SOURCE)
     except JournalCorrupt:
         return
-    pack_checkpoint(saved.entries)
+    for name, each in saved.entries.items():
+        list(pack_whole(name, 1, each))
 
 
 DECODERS = {"lives": lives, "records": records}

@@ -19,13 +19,14 @@ from twisted.internet.defer import succeed
 
 from fyrehose.broker.broker import Broker
 from fyrehose.journal import format as fmt
-from fyrehose.journal import quarantine, retention
+from fyrehose.journal import keeper, quarantine, retention
 from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Writer
 from fyrehose.kernels.pure.lumberjack import FINGERPRINT
+from fyrehose.net.turns import SteppedWork
 from fyrehose.protocols.backbone import session as backbone_session
 from fyrehose.protocols.backbone import subscribers
 from fyrehose.protocols.backbone.ranges import Ranges
@@ -70,7 +71,7 @@ _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
 _append, _accept, _durable = SubscriptionTable.append, LeasePool.accept, LeasePool.durable
-_unread = SubscriptionTable.unread
+_unread, _take_steps = SubscriptionTable.unread, SteppedWork.take_turn
 
 
 def _skips_every(nth: int) -> Any:
@@ -171,6 +172,10 @@ def _replays_one_less(self: BackboneProtocol, destination: Any, client: Any, ran
     less = Ranges((first, last - 1) for first, last in ranges if first < last)
     size, _ = _replay(self, destination, client, less, now) if less else (0, 0)
     return size, ranges[-1][1]
+
+
+def _large_steps(self: SteppedWork) -> int:
+    return _take_steps(self) * 8192
 
 
 def _acknowledges_what_is_received(self: LumberjackWindows) -> Any:
@@ -309,7 +314,7 @@ BUGS = {
         "lumberjack", (retention.Deletion, "work", _deletes_before_it_notes)
     ),
     "retention: deletes the newest first": Bug("lumberjack", (retention.Deletion, "work", _deletes_the_newest_first)),
-    "retention: deletes a segment too many": Bug("lumberjack", (retention, "expired", _one_segment_too_many)),
+    "retention: deletes a segment too many": Bug("lumberjack", (keeper, "expired", _one_segment_too_many)),
     "quarantine: what it sets aside is not synced": Bug("figg", (Files, "store", _stores_without_a_sync)),
     "quarantine: nothing is set aside": Bug("figg", (quarantine, "_replace", _replaces_without_keeping)),
     "names are not synced": Bug("mixture", (RecordingFiles, "sync_directory", lambda files, directory: None)),
@@ -333,6 +338,7 @@ BUGS = {
             lambda session, numbers: _answer(session, [number + 1 for number in numbers]),
         ),
     ),
+    "server: a periodic check handles 8 MiB in one turn": Bug("workers", (SteppedWork, "take_turn", _large_steps)),
     "backbone: nothing is repaired": Bug("backbone", (Repair, "due", lambda repair, now, most: [])),
     "backbone: a repair asks for one less": Bug("backbone", (Repair, "due", _asks_for_one_less)),
     "backbone: a repair sends one less": Bug("backbone", (BackboneProtocol, "_replay", _replays_one_less)),

@@ -88,6 +88,11 @@ class Cluster:
         leaders = [member for member in self.members if member.leads]
         return max(leaders, key=lambda member: member.role.validity.epoch, default=None)
 
+    def stall(self, seconds: float) -> None:
+        """Let the disks of all servers that are up take *seconds* for the next write and sync."""
+        for member in self.members:
+            member.stall(seconds)
+
     def crash(self) -> None:
         """Crash the leader, or, if none leads, one of the others."""
         (self.leader or self.world.random.choice(self.members)).crash()

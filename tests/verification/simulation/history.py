@@ -201,11 +201,20 @@ class History:
             self.look()
         if not 1 <= seq <= len(truth):
             self.wrong(f"{stream} {seq} was released and is not durable")
-        if truth[seq - 1] is None and seq in self.unseen.get(stream, ()) and payload in self.sent.get(stream, ()):
-            truth[seq - 1] = payload  # retention deleted it while it was being sent, and before it was read here
+        self._see(stream, seq, payload)
         if (known := truth[seq - 1]) != payload:
             shown = None if known is None else known[:40]
             self.wrong(f"{stream} {seq} is {shown!r}, and was said to be {payload[:40]!r}")
+
+    def _see(self, stream: str, seq: int, payload: bytes) -> None:
+        """Note the record of a number that retention had deleted, or its age had hidden, before it was read here.
+
+        It was being sent at that time, or is young enough again because the clock went back.
+        """
+        truth = self.truth[stream]
+        unseen = truth[seq - 1] is None and seq in self.unseen.get(stream, ())
+        if unseen and self._name(stream, payload) in self.sent.get(stream, ()):
+            truth[seq - 1] = payload
 
     def note_deleted(self) -> None:
         """Record the last number of each stream that retention has deleted."""
@@ -273,7 +282,10 @@ class History:
         while seq <= len(truth) and (runs := self.journal.read(stream, seq, 1 << 20)):
             for run in runs:
                 for number, payload in enumerate(map(bytes, run.payloads()), run.first_seq):
-                    if number <= len(truth) and truth[number - 1] != payload:
+                    if number > len(truth):
+                        break
+                    self._see(stream, number, payload)
+                    if truth[number - 1] != payload:
                         self.wrong(f"{stream} {number} is not what it was before the start")
                     there.add(number)
                 seq = run.last_seq + 1

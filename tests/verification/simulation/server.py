@@ -66,6 +66,15 @@ class SimulatedWorker:
         self.answered = len(files.log)
         #: the last number of each stream that survived any power cut at the time of the last answer
         self.certain = dict(files.ends())
+        self._slow_until = 0.0
+
+    def stall(self, seconds: float) -> None:
+        """Let the disk take *seconds* for what it does next."""
+        self._slow_until = self.host.world.clock.seconds() + seconds
+
+    @property
+    def _stalls_for(self) -> float:
+        return float(self._slow_until - self.host.world.clock.seconds())
 
     def call(self, job: Callable[[], Any]) -> Deferred[Any]:
         done: Deferred[Any] = Deferred()
@@ -93,7 +102,7 @@ class SimulatedWorker:
             result = Failure()
         dice = self.host.world.random
         delay = dice.random() * dice.choice((0.001, 0.01, 0.3))
-        self.host.callLater(delay, self._answer, done, result, len(self.files.log))
+        self.host.callLater(max(delay, self._stalls_for), self._answer, done, result, len(self.files.log))
 
     def _answer(self, done: Deferred[Any], result: Any, told: int) -> None:
         self.busy = False
@@ -108,7 +117,7 @@ class SimulatedWorker:
 
     @property
     def near(self) -> bool:
-        return bool(self.host.world.random.random() < 0.5)
+        return bool(self.host.world.random.random() < 0.5) and self._stalls_for <= 0
 
     def took(self, seconds: float) -> None:
         if not self.busy:  # the reactor executed the call itself, so its result is known at once
@@ -331,6 +340,12 @@ class Server:
         self.full = self.was_full = True
         self.world.clock.callLater(seconds, setattr, self, "full", False)
 
+    def stall(self, seconds: float) -> None:
+        """Let the disk take *seconds* for the next write and sync, if the server is up."""
+        if self.up:
+            self.world.note("stalled")
+            self.worker.stall(seconds)
+
     def restart(self) -> None:
         """Stop in order, and start again."""
         if not self.up:
@@ -368,6 +383,9 @@ class Server:
             raise Violation(f"the server failed: {type(self.failures[0]).__name__}: {self.failures[0]}")
         if self.history.problems:
             raise Violation(self.history.problems[0])
+        counts = self.service.broker.counters.counts if self.up else {}
+        if long := [name for _, name in counts if name.startswith("long-turn-")]:
+            raise Violation(f"a turn cost more than 50 ms: {', '.join(long)}")
         self.history.look()
         if self.open and self.settings.durability.mode == "interval":
             since = self.history.oldest_unsynced()

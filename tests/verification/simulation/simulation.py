@@ -57,6 +57,8 @@ PROTOCOLS: dict[str, tuple[Any, ...]] = {
 
 #: How long a server may take until it has noticed that every client has gone, in seconds.
 LEAVE = 30.0
+#: For how long a client may have begun to connect without that the server counts it, in seconds.
+CONNECT = 3.0
 
 
 @attrs.frozen
@@ -229,13 +231,21 @@ class Simulation:
     def close(self) -> None:
         for side in self.sides:
             side.close()
-        self.world.clock.pass_time(LEAVE)  # a client may have begun to connect
+        self._wait_until_left()
         for link in list(self.world.links):
             link.cut()  # those of clients that never leave by themselves
-        self.world.clock.pass_time(LEAVE)
-        if left := self.server.still_counted():
+        if left := self._wait_until_left():
             raise Violation(left)
         self.server.close()
+
+    def _wait_until_left(self) -> str:
+        """Wait until the server counts nothing of clients any more; return what it counts after LEAVE seconds."""
+        clock = self.world.clock
+        until = clock.seconds() + LEAVE
+        clock.pass_time(CONNECT)
+        while (left := self.server.still_counted()) and clock.seconds() < until:
+            clock.pass_time(1.0)
+        return left
 
 
 def simulate(

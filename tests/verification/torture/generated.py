@@ -60,13 +60,12 @@ MODULES = (
     "fyrehose/protocols/eventbus/zmtp.py",
     "fyrehose/protocols/eventbus/session.py",
     "fyrehose/protocols/eventbus/client_session.py",
-    "fyrehose/protocols/relink/session.py",
-    "fyrehose/protocols/relink/channels.py",
-    "fyrehose/protocols/relink/channels.py",
-    "fyrehose/protocols/relink/client.py",
-    "fyrehose/protocols/relink/registry.py",
-    "fyrehose/protocols/relink/frames.py",
-    "fyrehose/protocols/http/session.py",
+    "fyrehose/protocols/relink/*.py",
+    "fyrehose/protocols/http/*.py",
+    "fyrehose/net/*.py",
+    "fyrehose/subscriptions/*.py",
+    "fyrehose/cluster/*.py",
+    "fyrehose/server/*.py",
     "fyrehose/journal/*.py",
     "fyrehose/offline/*.py",
 )
@@ -82,11 +81,12 @@ TESTS = (
             "offline/",
             "subscriptions/",
             "kernels/",
+            "cluster/",
+            "server/",
             "conformance/",
             "protocols/*/",
         )
     ),
-    *(f"tests/cluster/test_{name}.py" for name in ("entries", "member", "relink", "role", "settings")),
 )
 #: Other files on which the results of the tests depend.
 HELPERS = (

@@ -61,18 +61,9 @@ class Run:
     def __init__(self, root: Path, specs: list[list[Spec]], options: list[str]) -> None:
         self.root, self.options = root, [*options, *secured(root)]
         self.problems: list[str] = []
-        self.ports, self.server = self.first_start()
+        self.ports = servers.free_ports((*PROTOCOLS, herd_attacks.TLS, herd_attacks.SECURED))
+        self.server = self.start()
         self.crowds = [Crowd(each) for each in specs]
-
-    def first_start(self, tries: int = 5) -> tuple[dict[str, int], servers.Server]:
-        """Start a server on free ports; if another program takes one of them meanwhile, try other ports."""
-        while True:
-            self.ports, tries = servers.free_ports((*PROTOCOLS, herd_attacks.TLS, herd_attacks.SECURED)), tries - 1
-            try:
-                return self.ports, self.start()
-            except servers.ServerEnded as ended:
-                if not tries or "Address already in use" not in str(ended):
-                    raise
 
     def start(self) -> servers.Server:
         server = servers.Server(

@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "numbers begin at 0",
         "fyrehose/broker/sequencer.py",
-        "firsts.append(end + 1)",
-        "firsts.append(end)",
+        "run.first_seq, run.last_seq = end + 1, end + count",
+        "run.first_seq, run.last_seq = end, end + count - 1",
         "tests/broker/test_sequencer.py",
     ),
     Mutant(
@@ -471,8 +471,8 @@ MUTANTS = (
     Mutant(
         "lumberjack: version 1 is told 0",
         _WINDOWS,
-        "[Ack(version=2, number=0)] if version == 2 else []",
-        "[Ack(version=version, number=0)]",
+        "[(2, 0)] if version == 2 else []",
+        "[(version, 0)]",
         "tests/protocols/lumberjack/test_windows.py tests/protocols/lumberjack/test_server.py",
     ),
     Mutant(
@@ -565,8 +565,8 @@ MUTANTS = (
     Mutant(
         "a checkpoint omits subscriptions with a consumer",
         "fyrehose/subscriptions/table.py",
-        "{name: each.saved for name, each in self.entries.items()}",
-        "{name: each.saved for name, each in self.entries.items() if not getattr(each, 'consumer', None)}",
+        "() if each.gone else progress.pack_whole(",
+        "() if each.gone or getattr(each, 'consumer', None) else progress.pack_whole(",
         "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
     ),
     Mutant(

@@ -15,6 +15,10 @@ Kinds:
     return    a value is not returned; a returned bool is negated
     empty     a function that returns nothing returns at once
     except    a caught error is raised again
+    argument  two neighbouring arguments of a call change places, or one with a name is left out
+    condition a condition has to be met besides, one that the function tests elsewhere; or must not be met
+    order     two neighbouring statements change places
+    await     the same, where one of them waits for something
 
 Not mutated: docstrings and other strings, annotations, logging, assertions, `__repr__` and `__str__`, interfaces, code
 for type checkers, and how attrs declares a field (except its default).  A mutant replaces only the text of the changed
@@ -29,10 +33,14 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 import attrs
 
-KINDS = ("delete", "negate", "compare", "logic", "drop", "omit", "constant", "arith", "return", "empty", "except")
+KINDS = (
+    *("delete", "negate", "compare", "logic", "drop", "omit", "constant", "arith", "return", "empty", "except"),
+    *("argument", "condition", "order", "await"),
+)
 _SWAPPED: dict[type, type] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -53,6 +61,8 @@ _SWAPPED: dict[type, type] = {
 }
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _SWAPPED_NAMES = {"min": "max", "max": "min"}
+#: Calls whose arguments may be in any order, or whose order only a type checker needs.
+_ANY_ORDER = {"min", "max", "isinstance", "zip"}
 _LOGGERS = {"log", "_log", "logger", "_logger"}
 _TEXTS = {"__repr__", "__str__"}
 #: Operators whose replacement is a typical mistake of arithmetic.
@@ -92,6 +102,14 @@ class Mutation:
         return f"{self.file}:{self.line} {self.function} [{self.kind}]\n    - {self.old}\n    + {self.new}"
 
 
+class _Pair(ast.stmt):
+    """Two neighbouring statements, as one node."""
+
+    def __init__(self, first: ast.stmt, second: ast.stmt) -> None:
+        super().__init__(lineno=first.lineno, col_offset=first.col_offset)
+        self.end_lineno, self.end_col_offset = second.end_lineno, second.end_col_offset
+
+
 @attrs.frozen
 class _Edit:
     """A replacement of ``node``, which is part of ``statement``, by ``text``."""
@@ -116,7 +134,7 @@ def mutations(file: str, source: str) -> list[Mutation]:
     alike: Counter[tuple[str, str, str, str]] = Counter()
     for edit in finder.edits:
         span = places.span(edit.node)
-        begin, end = places.head(edit.statement)
+        begin, end = span if isinstance(edit.node, _Pair) else places.head(edit.statement)
         old = _one_line(source[begin:end])
         new = _one_line(source[begin : span[0]] + edit.text + source[span[1] : end])
         if edit.kind == "empty":
@@ -189,6 +207,7 @@ class _Finder(ast.NodeVisitor):
         self._statement: ast.stmt = ast.Pass()
         self._condition: ast.expr | None = None
         self._function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+        self._tests: list[list[ast.expr]] = []  #: the conditions of each function around the present place
 
     def _add(self, kind: str, node: ast.AST, text: str, statement: ast.stmt | None = None) -> None:
         self.edits.append(_Edit(kind, statement or self._statement, node, text, ".".join(self._scope)))
@@ -232,6 +251,7 @@ class _Finder(ast.NodeVisitor):
         if node.name in _TEXTS:
             return
         before, self._function = self._function, node
+        self._tests.append([each.test for each in ast.walk(node) if isinstance(each, ast.If | ast.While)])
         self._scope.append(node.name)
         self.visit(node.args)
         body = _without_docstring(node.body)
@@ -239,6 +259,7 @@ class _Finder(ast.NodeVisitor):
             self._add("empty", node, "return", node)
         self._body(node.body)
         self._scope.pop()
+        self._tests.pop()
         self._function = before
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -247,8 +268,25 @@ class _Finder(ast.NodeVisitor):
         self._body(node.body)
 
     def _body(self, body: list[ast.stmt]) -> None:
+        for first, second in pairwise(_without_docstring(body)):
+            self._swap(first, second)
         for statement in _without_docstring(body):
             self.visit(statement)
+
+    def _swap(self, first: ast.stmt, second: ast.stmt) -> None:
+        """Let two simple statements change places, unless the second one needs a name that the first one gives."""
+        simple = ast.Expr | ast.Assign | ast.AugAssign | ast.Delete
+        if self._function is None or not isinstance(first, simple) or not isinstance(second, simple):
+            return
+        if all(isinstance(each, ast.Assign) and not _stores(each) for each in (first, second)):
+            return  # both only give names to values
+        given = {node.id for node in ast.walk(first) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        calls = any(isinstance(node, ast.Call) for each in (first, second) for node in ast.walk(each))
+        logs = any(isinstance(each, ast.Expr) and _is_logging(each.value) for each in (first, second))
+        if calls and not logs and not given & _names(second):
+            waits = any(isinstance(node, ast.Await | ast.Yield) for each in (first, second) for node in ast.walk(each))
+            text = f"{ast.unparse(second)}\n{' ' * first.col_offset}{ast.unparse(first)}"
+            self._add("await" if waits else "order", _Pair(first, second), text, first)
 
     # Statements:
 
@@ -347,9 +385,27 @@ class _Finder(ast.NodeVisitor):
     def _negate(self, test: ast.expr) -> None:
         text = ast.unparse(test.operand) if isinstance(test, ast.UnaryOp) else f"not ({ast.unparse(test)})"
         self._add("negate", test, f"({text})" if isinstance(test, ast.UnaryOp) else text)
+        for other in self._tests[-1] if self._tests else ():
+            if ast.dump(other) != ast.dump(test) and self._gives(other) <= self._known:
+                for text in (ast.unparse(other), f"not ({ast.unparse(other)})"):
+                    self._add("condition", test, f"({ast.unparse(test)}) and ({text})")
+                break
         before, self._condition = self._condition, test
         self.visit(test)
         self._condition = before
+
+    def _gives(self, test: ast.expr) -> set[str]:
+        """Return the names of *test*, which have to be known where it is added; one that assigns names fits nowhere."""
+        assigns = any(isinstance(node, ast.NamedExpr | ast.Await) for node in ast.walk(test))
+        return {""} if assigns else _names(test)
+
+    @property
+    def _known(self) -> set[str]:
+        """Return the parameters of the function, which every statement in it knows."""
+        if self._function is None:
+            return set()
+        arguments = self._function.args
+        return {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
         self._add("negate", node.test, f"(not ({ast.unparse(node.test)}))")
@@ -406,7 +462,20 @@ class _Finder(ast.NodeVisitor):
             return
         if isinstance(node.func, ast.Name) and _is_error(node.func.id):
             return  # this is only a text
+        self._change_arguments(node)
         self.generic_visit(node)
+
+    def _change_arguments(self, node: ast.Call) -> None:
+        called = ast.unparse(node.func)
+        for at, (first, second) in enumerate(pairwise(node.args)):
+            starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+            if not starred and called not in _ANY_ORDER and ast.dump(first) != ast.dump(second):
+                args = [*node.args[:at], second, first, *node.args[at + 2 :]]
+                self._add("argument", node, ast.unparse(ast.Call(node.func, args, node.keywords)))
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                rest = [each for each in node.keywords if each is not keyword]
+                self._add("argument", node, ast.unparse(ast.Call(node.func, node.args, rest)))
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, bool):
@@ -422,6 +491,16 @@ def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     if isinstance(first, ast.Expr) and _is_text(first.value) and len(body) > 1:
         return body[1:]
     return body
+
+
+def _stores(node: ast.Assign) -> bool:
+    """Return whether an assignment changes more than local names."""
+    return any(isinstance(each, ast.Attribute | ast.Subscript) for target in node.targets for each in ast.walk(target))
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Return the names of *node* that are no built-in ones."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - vars(builtins).keys()
 
 
 def _is_text(node: ast.expr) -> bool:

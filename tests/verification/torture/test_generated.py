@@ -52,6 +52,16 @@ class Box:
     def full(self) -> bool:
         return len(self.held) == MOST
 
+    async def send(self, thing: int, to: Box) -> None:
+        if thing in self.held:
+            await to.receive(thing, self, first=True)
+            self.held.remove(thing)
+        if to.full():
+            to.add(thing)
+            log.info("it is full")
+            self.add(to.least(1))
+            to.add(2)
+
     def __repr__(self) -> str:
         return f"<Box of {len(self.held) + 1}>"
 '''
@@ -85,8 +95,23 @@ def test_mutants_of_every_kind_are_made() -> None:
         ("return", "return min(self.held[start:]) + 1", "return None"),
         ("empty", "def add: ...", "def add: return"),
         ("except", "return 0", "raise"),
+        (
+            "argument",
+            "await to.receive(thing, self, first=True)",
+            "await to.receive(self, thing, first=True)",
+        ),
+        ("argument", "await to.receive(thing, self, first=True)", "await to.receive(thing, self)"),
+        ("condition", "if thing in self.held:", "if (thing in self.held) and (to.full()):"),
+        ("condition", "if to.full():", "if (to.full()) and (not (thing in self.held)):"),
+        (
+            "await",
+            "await to.receive(thing, self, first=True) self.held.remove(thing)",
+            "self.held.remove(thing) await to.receive(thing, self, first=True)",
+        ),
+        ("order", "self.add(to.least(1)) to.add(2)", "to.add(2) self.add(to.least(1))"),
     ):
         assert expected in found
+    assert not [old for _, old, _ in found if "log." in old], "the order of lines of the log does not matter"
     for mutant in mutations.mutations("module.py", MODULE):
         ast.parse(mutant.applied(MODULE))
         assert mutant.applied(MODULE) != MODULE
