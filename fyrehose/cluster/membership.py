@@ -22,6 +22,9 @@ log = Logger()
 PRESENT = 2.0
 #: A member that has sent no message for this many seconds may be removed although it has bytes that others lack.
 SILENT = 10.0
+#: A member with one of the last two copies is refused to be removed after this many seconds: until then the request
+#: waits, because others are usually behind by a moment only.  It is shorter than commands wait for an answer.
+CATCH_UP = 10.0
 
 
 @attrs.define(eq=False)
@@ -33,6 +36,8 @@ class Membership:
 
     peers: Peers
     answer: dict[str, str] = attrs.field(factory=dict, init=False)
+    #: The request that waits until others have what the server that leaves has, and since when.
+    _waits: tuple[str, float] = attrs.field(default=("", 0.0), init=False)
 
     def ask(self, change: MemberChange, role: Role, now: float) -> None:
         """Begin *change*, which an operator requests, if this server leads; set ``answer`` later."""
@@ -40,7 +45,8 @@ class Membership:
             return
         try:
             after = change.apply(role.members)
-            self._check_copies(role, role.members, after, now)
+            if self._waits_for_copies(change, role, after, now):
+                return
         except FyrehoseError as refused:
             self.answer = {"id": change.ident, "refused": str(refused)}
             return
@@ -49,19 +55,26 @@ class Membership:
         elif role.change_members(after):
             log.info("replication: an operator makes {members} the members of the cluster", members=str(after))
 
-    def _check_copies(self, role: Role, before: Members, after: Members, now: float) -> None:
-        """Refuse to remove a server that has one of the last two copies of the trimmed part of the log.
+    def _waits_for_copies(self, change: MemberChange, role: Role, after: Members, now: float) -> bool:
+        """Return whether *change* has to wait, because it removes one of the last two copies of the trimmed entries.
 
         A server that sends no messages may be removed, because its copy is unreachable whether it is a member or not.
+
+        :raises FyrehoseError: it has waited for CATCH_UP
         """
         present = {peer.name for peer in self.peers.heard_since(now - SILENT)} | {role.writer.name}
-        leaving = present & {*before.names} - {*after.names}
+        leaving = present & {*role.members.names} - {*after.names}
         reported = {name: peer.reported for name, peer in self.peers.others.items()}
-        if leaving and not role.is_on_two(after, reported):
-            raise FyrehoseError(
-                f"{leaving.pop()} has to stay a member until two others have the trimmed entries on disk; start or "
-                "replace those that are behind first, or run the command again in a moment"
-            )
+        if not leaving or role.is_on_two(after, reported):
+            return False
+        if self._waits[0] != change.ident:
+            self._waits = (change.ident, now)
+        if now - self._waits[1] < CATCH_UP:
+            return True
+        raise FyrehoseError(
+            f"{leaving.pop()} has to stay a member until two others have the trimmed entries on disk; start or "
+            "replace those that are behind first"
+        )
 
     def fill_places(self, role: Role, now: float) -> None:
         """Add a server that has just sent a message, while the list has free places."""

@@ -181,23 +181,48 @@ def test_the_leader_answers_when_the_change_is_confirmed() -> None:
     assert not role.changes_members
 
 
-def test_member_with_one_of_two_copies_stays_unless_it_is_silent() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b", "c")))
+def trimmed(made: Membership, now: float) -> Role:
+    """Return the role of a, which leads, has trimmed up to entry 2, and hears b and c, which is behind."""
+    role = leading(Members(4, ("a", "b", "c")))
     role.add_checkpoint()
     role.accepted(role.inflight[0].entry, 2)
     role.noted(0)
     role.purge({"b": 2}, absent=["c"])
     role.take()
-    for name, reported in (("b", 2), ("c", 1)):
-        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
-        made.peers.hear(json.dumps(said).encode(), 10.0)
+    say(made, now, b=2, c=1)
+    return role
+
+
+def say(made: Membership, now: float, **reported: int) -> None:
+    for name, entry in reported.items():
+        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": entry}
+        made.peers.hear(json.dumps(said).encode(), now)
+
+
+def test_member_with_one_of_two_copies_stays_unless_it_is_silent() -> None:
+    made = membership()
+    role = trimmed(made, 10.0)
     request = MemberChange("r", 4, ChangeKind.REMOVE, "b")
     made.ask(request, role, 10.0)
+    assert made.answer == {}
+    say(made, 20.0, b=2, c=1)
+    made.ask(request, role, 20.0)
     assert "b has to stay a member until two others have the trimmed entries on disk" in made.answer["refused"]
-    made.ask(MemberChange("s", 4, ChangeKind.REMOVE, "c"), role, 10.0)
+    made.ask(MemberChange("s", 4, ChangeKind.REMOVE, "c"), role, 20.0)
     assert role.changes_members, "a and b have everything"
     role = leading(Members(4, ("a", "b", "c")))
-    made.ask(request, role, 30.0)
+    made.ask(request, role, 40.0)
+    assert role.changes_members
+
+
+def test_removal_waits_for_a_server_that_is_behind_by_a_moment() -> None:
+    made = membership()
+    role = trimmed(made, 10.0)
+    request = MemberChange("r", 4, ChangeKind.REMOVE, "b")
+    made.ask(request, role, 10.0)
+    assert not role.changes_members
+    say(made, 10.5, b=2, c=2)
+    made.ask(request, role, 10.5)
     assert role.changes_members
 
 
