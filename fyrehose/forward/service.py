@@ -102,14 +102,14 @@ class RunningForward:
                 await self._forward()
             except CancelledError:
                 raise
-            except FyrehoseError as error:
-                failures += 1
-                self.error = str(error)
-                log.warn("{name}: {error}; retrying", name=self.table.name, error=error)
             except Exception as error:
-                failures += 1
-                self.error = repr(error)
-                log.failure("{name}: forwarding failed; please report this bug", name=self.table.name)
+                failures = failures + 1 if self.error else 1  # connected in between: the pauses begin again
+                if isinstance(error, FyrehoseError):
+                    self.error = str(error)
+                    log.warn("{name}: {error}; retrying", name=self.table.name, error=error)
+                else:
+                    self.error = repr(error)
+                    log.failure("{name}: forwarding failed; please report this bug", name=self.table.name)
             await deferLater(self.reactor, Backoff(longest=self.table.longest_pause)(failures))
 
     async def _forward(self) -> None:

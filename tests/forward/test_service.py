@@ -10,6 +10,7 @@ import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock, deferLater
+from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.forward.config import read_config
 from fyrehose.forward.destination import place
@@ -36,6 +37,27 @@ async def test_failure_to_begin_is_said_and_tried_again(
     assert problem in running.problem
     await running.stop()
     logged_errors.take()
+
+
+def test_pauses_begin_again_after_a_connection() -> None:
+    """A day of outages must not make the pause after the next one a minute."""
+    clock = MemoryReactorClock()
+    table = KafkaTable(name="n", streams="s", to=(place("kafka://h:1"),), options={"no.such": "1"})
+    running = RunningForward(clock, table)
+    running.start()
+
+    def pause() -> float:
+        (call,) = clock.getDelayedCalls()
+        return float(call.getTime() - clock.seconds())
+
+    for _ in range(8):
+        clock.advance(pause())
+    assert pause() >= 20
+    running.error = ""  # it has been connected
+    clock.advance(pause())
+    assert pause() <= 2
+    ended = running.stop()
+    assert ended.called
 
 
 class Running:
