@@ -54,3 +54,17 @@ def test_other_comparisons_are_explained_as_usual() -> None:
         assert found == (1, 3)
     with pytest.raises(AssertionError, match="Left contains one more item: 2"):
         assert (1, Box().size) == (1,)
+
+
+def test_booleans_of_lists_are_named_too() -> None:
+    boxes, found = [Box(), Box(open=True)], [True, False]
+    with pytest.raises(
+        AssertionError, match=r"^assert each\.open, where each is \[0\] of boxes, is False, expected True$"
+    ):
+        assert [each.open for each in boxes] == [True, True]
+    with pytest.raises(AssertionError, match=r"^assert each > 2, where each is 3, is True, expected False$"):
+        assert [each > 2 for each in (1, 3)] == [False, False]
+    with pytest.raises(AssertionError, match=r"^assert found\[1\] is False, expected True$"):
+        assert found == [True, True]
+    with pytest.raises(AssertionError, match="At index 0 diff: 1 != 2"):
+        assert [len(found) - 1] == [2], "numbers speak for themselves"
