@@ -302,12 +302,15 @@ async def test_requests_share_a_connection_and_are_confirmed(sending: Any) -> No
     ],
 )
 async def test_cut_late_and_wrong_answers_confirm_nothing(answer: bytes | None, sending: Any) -> None:
-    sender, server = sending(answer, http(200, b'{"errors":false}'), timeout=0.5)
+    late = answer is not None and answer.endswith(b"{") and b"100" in answer
+    right = [http(200, b'{"errors":false}')] * 20
+    sender, server = sending(answer, *right, timeout=0.5 if late else 60.0)
     outcome = await sender.send([run_of(b"1", b"2")])
     assert numbers(outcome.again) == [(7, 8)]
     assert outcome.reason
     assert outcome.pause == (9.0 if answer is not None and b"503" in answer else 0.0)
-    assert await sender.send(outcome.again) == DONE
+    while (outcome := await sender.send(outcome.again)) != DONE:
+        assert late, "on a busy machine right answers may take longer than the short timeout, too"
     assert server.bodies[0] == server.bodies[1]  # the repetition has the same identities
 
 
