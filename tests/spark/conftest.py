@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,15 @@ class Written:
         """Return what was written, in the order of streams."""
         return sorted((r.stream, r.seq, r.payload) for r in self.records if where(r))
 
+    def faults(self, found: Iterable[tuple[str, int, bytes]]) -> list[str]:
+        """Return the records that *found* lacks, has too often, or has changed, by stream and number."""
+        wanted, others = Counter(self.rows()), Counter(found)
+        return [
+            f"{stream} {seq} {fault}"
+            for fault, rows in (("is missing", wanted - others), ("is there too often or changed", others - wanted))
+            for stream, seq, _ in sorted(rows.elements())
+        ]
+
     def brief(self, rows: list[dict[str, Any]]) -> list[tuple[str, int, bytes]]:
         """Return what was read, as :meth:`rows` has it."""
         return sorted((row["stream"], row["seq"], row["payload"]) for row in rows)
@@ -190,9 +200,9 @@ def store_url() -> Iterator[str]:
 def object_store(store_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An S3 server in a process of its own; returns its URL."""
     log = tmp_path_factory.mktemp("moto") / "log"
-    host, port = store_url.removeprefix("http://").split(":")
+    program, port = Path(__file__).parents[1] / "doubles" / "objectstore.py", store_url.rpartition(":")[2]
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", host, "-p", port], stderr=file)
+        process = subprocess.Popen([sys.executable, str(program), port], stderr=file)
     deadline = time.monotonic() + 120
     while f"Running on {store_url}" not in log.read_text():
         assert process.poll() is None, log.read_text()
@@ -222,9 +232,9 @@ def bucket(object_store: str) -> str:
     return f"s3://{name}"
 
 
-def put(url: str, data: bytes = b"") -> None:
+def put(url: str, data: bytes = b"", **headers: str) -> None:
     """Create a bucket or an object of the S3 server, which does not check signatures."""
-    request = Request(url, data, method="PUT")
+    request = Request(url, data, {name.replace("_", "-"): value for name, value in headers.items()}, method="PUT")
     request.add_header("Content-Type", "application/octet-stream")
     request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request")
     with urlopen(request, timeout=60) as response:
@@ -232,9 +242,9 @@ def put(url: str, data: bytes = b"") -> None:
 
 
 @pytest.fixture
-def put_object(object_store: str) -> Callable[[str, bytes], None]:
-    """Stores an object, by its ``s3://`` URL."""
-    return lambda url, data: put(f"{object_store}/{url.removeprefix('s3://')}", data)
+def put_object(object_store: str) -> Callable[..., None]:
+    """Stores an object, by its ``s3://`` URL; keywords become headers of the request."""
+    return lambda url, data, **headers: put(f"{object_store}/{url.removeprefix('s3://')}", data, **headers)
 
 
 Opener = Callable[..., Written]

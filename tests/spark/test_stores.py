@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.error import HTTPError
 
 import duckdb
 import polars
@@ -50,6 +52,21 @@ def test_urls_are_stores_and_other_schemes_are_refused(tmp_path: Path) -> None:
     for wrong in ("s3://", "s3:///x", "gs://b/lake", "http://127.0.0.1/lake"):
         with pytest.raises(ConfigError, match=re.escape(f"invalid lake {wrong!r}: expected")):
             LakeStore.at(wrong)
+
+
+def test_one_of_several_puts_creates_an_object(bucket: str, put_object: Callable[..., None]) -> None:
+    """The header for a checksum makes moto search the body between looking for an object and storing it."""
+
+    def creates(url: str) -> bool:
+        try:
+            put_object(url, b"x-amz-checksum-a" * 4000, if_none_match="*", x_amz_sdk_checksum_algorithm="CRC32")
+        except HTTPError as error:
+            return error.code != 412
+        return True
+
+    with ThreadPoolExecutor(8) as clients:
+        for number in range(10):
+            assert sum(clients.map(creates, [f"{bucket}/{number}"] * 8)) == 1
 
 
 def test_archive_and_maintenance_of_a_lake_in_an_object_store(written: Opener, bucket: str) -> None:
@@ -231,7 +248,7 @@ def test_two_servers_archive_into_one_object_store_while_they_are_killed(
         process.wait()
     for journal in journals:
         archive(None, str(journal.directory), lake, server=journal.directory.name)
-        assert stored(lake, journal.directory.name) == journal.rows()
+        assert journal.faults(stored(lake, journal.directory.name)) == []
 
 
 @pytest.mark.slow
@@ -260,4 +277,4 @@ def test_two_archives_of_one_journal_in_an_object_store_lose_nothing(written: Op
         process.wait()
     assert ended == {JournalLocked.exit_status}
     archive(None, str(journal.directory), lake)
-    assert stored(lake) == journal.rows()
+    assert journal.faults(stored(lake)) == []
