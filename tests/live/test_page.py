@@ -487,6 +487,22 @@ def test_the_picture_of_a_cluster_says_that_nats_does_not_answer(still: Page) ->
     assert page.errors() == []
 
 
+def test_long_names_of_servers_end_within_their_boxes(still: Page) -> None:
+    page = still
+    names = ("W" * 60, "i" * 200, "long-name-of-a-server-in-some-data-centre.example.com")
+    members = [{**member, "name": name} for member, name in zip(CLUSTER["members"], names, strict=True)]
+    nats = [{**node, "name": names[0]} for node in CLUSTER["nats"]]
+    show_cluster(page, {**CLUSTER, "leader": names[0], "members": members, "nats": nats})
+    shown = """return [...document.querySelectorAll("#cluster .node")].map((node) => {
+        const right = (part) => node.querySelector(part).getBoundingClientRect().right;
+        return [right("rect") - right(".name"), node.querySelector(".name").textContent];
+    })"""
+    found = page.browser.execute_script(shown)
+    assert len(found) == 6
+    assert all(room > 0 and text[0] in "Wil" and text.endswith("…") for room, text in found), found
+    assert page.errors() == []
+
+
 def test_the_picture_of_a_cluster_fits_light_and_dark_themes_and_a_phone(still: Page) -> None:
     page = still
     show_cluster(page, CLUSTER)

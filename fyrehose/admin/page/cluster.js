@@ -2,7 +2,7 @@
 import { $, setText } from "./dom.js";
 import { bytes, count, plural, seconds, visible } from "./format.js";
 
-const NODE = 46, GAP = 14, TOP = 8, NARROW = 640, LETTER = 7.4;
+const NODE = 46, GAP = 14, TOP = 8, NARROW = 640;
 let shown = "", latest = null;
 
 function svg(tag, attributes = {}, text = undefined) {
@@ -51,17 +51,17 @@ function words({ leader, nats, others }) {
   return `Leader: ${said(leader)}. Shared log on NATS: ${nats.map(said).join("; ")}. Other servers: ${others.map(said).join("; ") || "none"}.`;
 }
 
-function clipped(text, width) {
-  const most = Math.max(4, Math.floor(width / LETTER));
-  return text.length > most ? text.slice(0, most - 1) + "…" : text;
+// Write *text* into *group*, which is shown, without what is wider than *width*.
+function write(group, attributes, text, width) {
+  const made = group.appendChild(svg("text", attributes, text));
+  for (let most = text.length; most > 1 && made.getComputedTextLength() > width;) made.textContent = text.slice(0, --most) + "…";
 }
 
 function drawNode(picture, each, x, y, width) {
-  const group = svg("g", { class: `node ${each.kind}` });
+  const group = picture.appendChild(svg("g", { class: `node ${each.kind}` }));
   group.append(svg("rect", { x, y, width, height: NODE, rx: 7 }), svg("title", {}, [each.name, each.state, each.detail, each.lack].filter(Boolean).join(", ")));
-  group.append(svg("text", { x: x + 10, y: y + 19, class: "name" }, clipped(`${each.name} ${each.state}`, width - 20)));
-  if (each.detail) group.append(svg("text", { x: x + 10, y: y + 36 }, clipped(each.detail, width - 20)));
-  picture.append(group);
+  write(group, { x: x + 10, y: y + 19, class: "name" }, `${each.name} ${each.state}`, width - 20);
+  if (each.detail) write(group, { x: x + 10, y: y + 36 }, each.detail, width - 20);
 }
 
 function drawArrow(picture, from, to, each) {
@@ -81,8 +81,7 @@ function drawWide(picture, { leader, nats, others }, width) {
     const y = top(others.length, at), from = middle + Math.round(width * 0.22) + 3;
     drawNode(picture, each, right, y, width - right - 1);
     drawArrow(picture, [from, y + NODE / 2], [right - 9, y + NODE / 2], each);
-    const text = svg("text", { x: (from + right - 9) / 2, y: y + NODE / 2 - 7, class: `lack ${each.kind}` }, clipped(each.lack, right - from - 12));
-    picture.append(text);
+    write(picture, { x: (from + right - 9) / 2, y: y + NODE / 2 - 7, class: `lack ${each.kind}` }, each.lack, right - from - 12);
   });
   return height;
 }
@@ -96,7 +95,7 @@ function drawNarrow(picture, { leader, nats, others }, width) {
   for (const each of nats) { drawNode(picture, each, 1, y, width - 2); y += NODE + 4; }
   for (const each of others) {
     drawArrow(picture, [24, y], [24, y + 16], each);
-    picture.append(svg("text", { x: 40, y: y + 15, class: `lack start ${each.kind}` }, clipped(each.lack, width - 44)));
+    write(picture, { x: 40, y: y + 15, class: `lack start ${each.kind}` }, each.lack, width - 44);
     drawNode(picture, each, 1, y + 24, width - 2);
     y += NODE + 30;
   }
