@@ -208,11 +208,12 @@ class IJournal(Interface):
         :raises JournalCorrupt: a record is damaged; damage is never skipped silently
         """
 
-    def latest(size: int) -> Iterator[Run]:
+    def latest(size: int, source: str) -> Iterator[Run]:
         """Yield the durable runs in about the last *size* bytes of the log, the newest first.
 
         Runs that are written or deleted during the iteration may be left out.
 
+        :param source: leave out most runs of other sources, but yield some now and then
         :raises JournalCorrupt: a record is damaged
         """
 
@@ -392,7 +393,7 @@ class IBroker(Interface):
     def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
         """See :meth:`IJournal.read`."""
 
-    def latest(size: int) -> Iterator[Run]:
+    def latest(size: int, source: str) -> Iterator[Run]:
         """See :meth:`IJournal.latest`."""
 
     def retire(streams: Sequence[str]) -> Deferred[None]:

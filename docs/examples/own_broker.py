@@ -127,7 +127,7 @@ class LastMessages:
                 return (rest.slice(0, rest.fitting(max_bytes)),)
         return ()
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str) -> Iterator[Run]:
         raise NotImplementedError("Figg does not use this method")
 
     def retire(self, streams: Sequence[str]) -> Deferred[None]:

@@ -153,7 +153,7 @@ class CallbackBroker:
         """Return nothing, because nothing is kept."""
         return ()
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str) -> Iterator[Run]:
         """Return nothing, because nothing is kept."""
         return iter(())
 

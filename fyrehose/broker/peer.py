@@ -234,9 +234,9 @@ class Peer:
         runs: tuple[Run, ...] = self.broker.journal.read(stream, start, max_bytes)
         return runs
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str) -> Iterator[Run]:
         self.broker.check_thread()
-        return (run for run in self.broker.journal.latest(size) if self.permits(Action.SUBSCRIBE, run.stream))
+        return (run for run in self.broker.journal.latest(size, source) if self.permits(Action.SUBSCRIBE, run.stream))
 
     # Consuming.
 

@@ -127,7 +127,7 @@ class FileJournal:
     ends: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     retired: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     read: Callable[[str, int, int], tuple[Run, ...]] = attrs.field(init=False)
-    latest: Callable[[int], Iterator[Run]] = attrs.field(init=False)
+    latest: Callable[[int, str], Iterator[Run]] = attrs.field(init=False)
     record_time: Callable[[], int] = attrs.field(init=False)
     _clock: RecordClock = attrs.field(init=False)
     _readable: Readable = attrs.field(init=False)

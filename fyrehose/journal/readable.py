@@ -134,6 +134,6 @@ class Readable:
         floor = self._floors.floor(stream, last)
         return self.store.read(stream, floor, max_bytes) if floor <= last else ()
 
-    def latest(self, size: int) -> Iterator[Run]:
-        """Yield runs from the end of the log backwards, about *size* bytes."""
-        return self.store.latest(size)
+    def latest(self, size: int, source: str = "") -> Iterator[Run]:
+        """Yield runs from the end of the log backwards, about *size* bytes; see :meth:`IJournal.latest`."""
+        return self.store.latest(size, source)

@@ -279,11 +279,12 @@ class Store:
                 return tuple(found)
         return ()
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str = "") -> Iterator[Run]:
         """Yield the runs of about the last *size* bytes of the log, the newest first.
 
         The log may grow and lose segments while the caller iterates; such new and deleted records are left out.
 
+        :param source: pass over batches without runs of this source, but for one in about 64 KiB; empty: over none
         :raises JournalCorrupt: a batch or an index is damaged
         """
         if not self._bases:
@@ -294,18 +295,28 @@ class Store:
             if base < self._bases[0]:
                 return  # retention has deleted the segment
             index = self.index(base)
-            for position in reversed(index.positions(begin)):
+            positions = index.positions(begin)
+            for position in reversed(positions):
                 if base < self._bases[0]:
                     return
-                yield from self._backwards(base, position, min(end, index.end))
-                end = min(end, position)
+                end = min(end, index.end)
+                if end - position >= SPACING or position == positions[0]:
+                    yield from self._backwards(base, position, end, source.encode())
+                    end = position
 
-    def _backwards(self, base: int, position: int, end: int) -> Iterator[Run]:
-        """Yield the runs of the batches from *position* to *end*, the newest first."""
-        batches = []
-        while position < end:
-            batches.append(self._batch(base, position))
-            position = batches[-1].end
+    def _backwards(self, base: int, begin: int, end: int, source: bytes) -> Iterator[Run]:
+        """Yield the runs of the batches from *begin* to *end*, the newest first; see :meth:`latest`."""
+        reader, batches, position, found = self._reader(base), list[StoredBatch](), begin, 0
+        try:
+            data = bytes(reader.read(begin, end - begin))
+            while found >= 0 and position < end:
+                while (behind := reader.header_ahead(position).end) <= begin + found:
+                    position = behind
+                batches.append(self._batch(base, position))
+                position = batches[-1].end
+                found = data.find(source, position - begin)
+        except (fmt.Damage, OSError) as damage:
+            raise self._damaged(base, position, damage) from damage
         for batch in reversed(batches):
             for runs in reversed(batch.streams.values()):
                 yield from reversed(runs)

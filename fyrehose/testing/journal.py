@@ -221,7 +221,7 @@ class MemoryJournal:
                 break
         return tuple(found)
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str) -> Iterator[Run]:
         """Yield all runs, stream by stream, and of each stream the newest run first."""
         for runs in list(self._runs.values()):
             yield from reversed(runs)

@@ -219,7 +219,7 @@ def test_call_from_another_thread_raises_and_names_the_way_to_call(broker: Broke
         lambda: broker.subscribe("orders", 0, RecordingSink()),
         lambda: broker.retire(["orders"]),
         lambda: broker.read("orders", 1, 1000),
-        lambda: broker.latest(1000),
+        lambda: broker.latest(1000, ""),
         lambda: broker.named,
         lambda: publisher_for(broker, None, lambda items: None),
     ):

@@ -60,8 +60,8 @@ class Bench:
     failures: list[Any] = attrs.field(factory=list)
     crashed: bool = False
 
-    def append(self, *payloads: bytes, stream: str = "s", **constants: Any) -> Deferred[None]:
-        run = Run.of(stream, payloads, source="test", **constants)
+    def append(self, *payloads: bytes, stream: str = "s", source: str = "test", **constants: Any) -> Deferred[None]:
+        run = Run.of(stream, payloads, source=source, **constants)
         first = self.next.get(stream, self.journal.floor + 1)
         self.next[stream] = first + len(run)
         return append_runs(self.journal, [run], [first])

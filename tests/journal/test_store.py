@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -462,6 +463,25 @@ def test_little_is_read_before_the_newest_run(open_journal) -> None:
     assert store.cached < 150 * batch, "the batches behind the last entry of the index"
     assert len(list(runs)) == 1999
     assert store.cached <= 2001 * batch
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_search_for_a_source_passes_over_most_batches_of_others(open_journal, again: bool) -> None:
+    bench, random = open_journal(segment_size=1 << 20), Random(1)
+    wanted = {0, 1_999, *random.sample(range(2_000), 10)}
+    for n in range(2_000):
+        source = "searched" if n in wanted else "others"
+        bench.append(b"%06d" % n + b"." * 1_000, stream=random.choice("abc"), source=source)
+    if again:
+        bench.close()
+        bench = open_journal(segment_size=1 << 20)
+    found = [(run.source, int(bytes(run.payload[:6]))) for run in bench.journal.latest(1 << 30, "searched")]
+    numbers = [number for _, number in found]
+    assert numbers == sorted(numbers, reverse=True)
+    assert {number for source, number in found if source == "searched"} == wanted
+    passed = [before - after for before, after in itertools.pairwise(numbers)]
+    assert len(found) < 80
+    assert max(passed) < 200, "the search yields a run in about 64 KiB"
 
 
 def test_end_of_an_empty_log_has_no_runs(open_journal) -> None:

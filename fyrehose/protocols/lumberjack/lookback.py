@@ -8,7 +8,8 @@ until the end of the log has been searched, nobody knows what is a repetition: l
 input of these waits (:meth:`SharedRepetitions.park`).  It also waits while the records of a connection that was lost
 are read.  The search is bounded by size, by runs and by time, and has turns of a millisecond or two, so that other
 connections are served meanwhile.  Only the last windows of each connection are hashed; all other runs are passed over,
-which takes about 0.3 s a GiB, so the search reaches far behind what the table has room for.
+and most of those of other protocols are not even decoded, which takes about 0.3 s a GiB, so the search reaches far
+behind what the table has room for.
 
 The listeners of one server that have the same identity of events share one table, because a writer that loses its
 connection to one of them may send again to another.
@@ -39,9 +40,9 @@ from fyrehose.records import Run
 
 log = Logger()
 
-#: How much of the end of the log is searched at most: runs of all protocols, and bytes as a multiple of server.memory.
+#: How much of the end of the log is searched at most: runs that are decoded, and bytes as a multiple of server.memory.
 #: A writer that was away while others went on sends windows again that lie as far back as what the others have written.
-MOST_RUNS, REACH = 262_144, 8
+MOST_RUNS, REACH = 131_072, 8
 #: The share of server.memory that the table may take.
 SHARE = 8
 #: Runs that are older than ``resent_age`` and this many seconds are not searched; clocks may step by an hour.
@@ -52,7 +53,7 @@ CLOCK_STEP = 3600.0
 class SearchLimits:
     """How much of the log is searched.
 
-    :ivar runs: how many runs are read
+    :ivar runs: how many runs are decoded
     :ivar reach: how many bytes are read, as a multiple of ``server.memory``
     """
 
@@ -160,11 +161,12 @@ class SharedRepetitions:
             proceed()
 
     def _search(self) -> Iterator[None]:
-        """Search the end of the log, one run in each step; then read what has to be read meanwhile."""
+        """Search the end of the log, one decoded run in each step; then read what has to be read meanwhile."""
         windows = dict[str | None, int]()
         oldest: int | None = None
         try:
-            for run in islice(self.broker.latest(self.limits.reach * self.broker.budget.limit), self.limits.runs):
+            latest = self.broker.latest(self.limits.reach * self.broker.budget.limit, PROTOCOL)
+            for run in islice(latest, self.limits.runs):
                 if oldest is None:
                     oldest = run.time - int((self.table.age + CLOCK_STEP) * 1e6)
                 if run.time < oldest:

@@ -71,8 +71,8 @@ class ReadingBroker(CallbackBroker):
 
     world: World
 
-    def latest(self, size: int) -> Iterator[Run]:
-        return self.world.latest(size)
+    def latest(self, size: int, source: str) -> Iterator[Run]:
+        return self.world.latest(size, source)
 
     def bounds(self, stream: str) -> tuple[int, int]:
         return 1, len(self.world.log)
@@ -96,7 +96,7 @@ class World:
         self.broker = ReadingBroker(lambda run: None, turns=HandedTurns(self.clock, self.turns))
         self.broker.world = self
 
-    def latest(self, size: int) -> Iterator[Run]:
+    def latest(self, size: int, source: str) -> Iterator[Run]:
         assert size == self.limits.reach * self.broker.budget.limit
         for n, run in enumerate(reversed(self.log)):
             if n == self.damaged_at:
