@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,13 @@ def keep(publisher: Any, *numbers: int) -> None:
     first = len(publisher.notes.streams.get("s", ())) + 1
     for at, number in enumerate(numbers, first):
         publisher.notes.message("subscriber", "s", at, wire.payload(1, number, load.LARGEST))
+
+
+def test_kinds_take_turns_or_are_chosen_by_their_weights() -> None:
+    assert cluster.plan(["kill", "stop"], 2, True, Random(1)) == ["kill", "stop", "kill", "stop"]
+    chosen = cluster.plan(["kill", "wipe"], 400, False, Random(1))
+    assert len(chosen) == 400
+    assert 250 < chosen.count("kill") < 390, "the weights are 4 and 1"
 
 
 def test_acknowledged_messages_that_are_sent_again_are_no_problem(figg: Any) -> None:

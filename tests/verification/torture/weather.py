@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run a cluster of three Fyrehose and three NATS servers as processes, and cause one fault after the other.
 
-    weather.py [--rounds 10] [--minutes M] [--seed 1] [--kinds KIND,...] [--leaders] [--directory DIR]
+    weather.py [--rounds 10] [--each] [--minutes M] [--seed 1] [--kinds KIND,...] [--leaders] [--directory DIR]
                [--figures FILE] [--other CODE]
 
 In each round one of these faults happens, or two of them at once (``double``), and then everything recovers:
@@ -38,6 +38,10 @@ The kinds ``slow``, ``slow-disk`` and ``double`` need strace (Debian's package o
 message was acknowledged, by kind and by whether the fault hit the leader, and how long after the beginning of a fault
 JetStream had elected another leader of the stream, if it did.  The exit status is 1 if a rule was broken, and then the
 directory is kept.
+
+With ``--each`` the kinds take turns, each as often as ``--rounds`` says.  The outages by kind in docs/cluster.md are of
+
+    weather.py --leaders --each --rounds 20 --kinds kill,stop,freeze,nats-kill,half-cut,half-cut,machine,all
 """
 
 from __future__ import annotations
@@ -640,6 +644,11 @@ def compare(one: Path, other: Path, size: int) -> list[str]:
     return problems
 
 
+def plan(kinds: list[str], rounds: int, each: bool, dice: random.Random) -> list[str]:
+    """Return the kinds of the rounds: each kind *rounds* times, by turns; or so many at random, by their weights."""
+    return kinds * rounds if each else dice.choices(kinds, [KINDS.get(kind, 1) for kind in kinds], k=rounds)
+
+
 def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
     """Return a table of outages as lines: number, median, 99th percentile and longest of each kind, and elections."""
     groups: dict[str, list[dict[str, float]]] = defaultdict(list)
@@ -663,6 +672,7 @@ def table(found: list[tuple[str, dict[str, float]]]) -> list[str]:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--each", action="store_true", help="cause each of the kinds in so many rounds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", default=",".join(KINDS), help="choose among these only")
     parser.add_argument("--leaders", action="store_true", help="let each fault hit a leader")
@@ -687,8 +697,7 @@ def main(words: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         weather.start()
-        for number in range(1, arguments.rounds + 1):
-            kind = dice.choices(kinds, [KINDS.get(kind, 1) for kind in kinds])[0]
+        for number, kind in enumerate(plan(kinds, arguments.rounds, arguments.each, dice), 1):
             what, outages = weather.round(kind)
             found.append((what, outages))
             shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outages.items())
