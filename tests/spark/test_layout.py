@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from fyrehose.records import Run
+from fyrehose.spark.columns import ENCODED
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import optimize
 from fyrehose.spark.lake import Lake
-from fyrehose.spark.layout import GROUP, SMALL, groups, spans
+from fyrehose.spark.layout import GROUP, SMALL, TableFile, groups, spans
+from fyrehose.spark.stores import LakeStore
 
 Opener = Callable[..., Any]
 LATER = datetime(2023, 11, 15, 1, tzinfo=UTC)
@@ -44,6 +48,34 @@ def test_spans_are_cut_where_any_key_changes() -> None:
     assert spans(one, other) == [(0, 1), (1, 3), (3, 4)]
     assert spans(one) == [(0, 3), (3, 4)]
     assert spans(one.slice(0, 0)) == []
+
+
+TEXTS = pa.array(["a", "b", "c"])
+ROW = st.tuples(st.none() | st.integers(0, 2), st.none() | st.integers(-9, 9))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(ROW, min_size=1, max_size=9), min_size=1, max_size=3))
+def test_file_has_the_rows_of_its_groups_and_their_statistics(groups: list[list[Any]]) -> None:
+    """The dictionary of a group has values that do not occur in it, and some rows have no value."""
+    schema, written = pa.schema({"text": ENCODED, "number": pa.int64()}), []
+    with TemporaryDirectory() as lake:
+        with TableFile(LakeStore.at(lake), "date=2026-01-31", "part", schema, schema.names) as file:
+            for rows in groups:
+                codes = pa.array([code for code, _ in rows], pa.int32())
+                texts, numbers = pa.DictionaryArray.from_arrays(codes, TEXTS), [number for _, number in rows]
+                group = pa.table({"text": texts, "number": numbers}, schema=schema)
+                file.write(group)
+                written += group.to_pylist()
+        assert parquet.ParquetFile(Path(lake) / file.path).read().to_pylist() == written
+    columns = {name: [row[name] for row in written] for name in schema.names}
+    present = {name: values for name, column in columns.items() if (values := [v for v in column if v is not None])}
+    assert json.loads(file.action(data_change=True).stats) == {
+        "numRecords": len(written),
+        "minValues": {name: min(values) for name, values in present.items()},
+        "maxValues": {name: max(values) for name, values in present.items()},
+        "nullCount": {name: columns[name].count(None) for name in present},
+    }
 
 
 def share_of(lake: Path, stream: str) -> float:
