@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import TYPE_CHECKING
 
-from fyrehose.interfaces import IJournal
 from fyrehose.records import Record
+
+if TYPE_CHECKING:
+    from fyrehose.subscriptions.table import RunReader
 
 #: How much of a payload is searched for its key, in bytes.
 KEY_BYTES = 64 << 10
-#: How much one portion reads, in bytes.
-PORTION = 256 << 10
 #: A longer key is replaced by a digest, because the keys of all open records are kept in memory.
 LONGEST = 64
 
@@ -20,22 +21,23 @@ _scan = json.JSONDecoder().raw_decode
 _SPACE = " \t\n\r"
 
 
-def keys_of(journal: IJournal, stream: str, key: str, first: int, last: int) -> tuple[dict[int, str], int]:
+def keys_of(reader: RunReader, stream: str, key: str, first: int, last: int) -> tuple[dict[int, str], int]:
     """Return the keys of a portion of records from *first* to at most *last*, and the last number of the portion.
 
-    A record without a key gets a key of its own.  A portion ends where the journal lacks a record.  If it lacks
-    *first*, the portion has no keys, and is all that the journal lacks from there on, even beyond *last*.
+    A record without a key gets a key of its own.  A portion ends where the journal lacks a record, and with what the
+    reader keeps.  If the journal lacks *first*, the portion has no keys, and is all that it lacks from there on, even
+    beyond *last*.
     """
     found: dict[int, str] = {}
-    runs = journal.read(stream, first, PORTION)
-    if not runs or runs[0].first_seq > first:
-        return found, runs[0].first_seq - 1 if runs else max(first, journal.bounds(stream)[1])
-    for record in (each for run in runs for each in run.records()):
-        if record.seq > min(last, first + len(found)):
+    for run in reader.following(stream, first):
+        if run.first_seq > first + len(found):
             break
-        value = _key(record, key)
-        found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
-    return found, first + len(found) - 1
+        for record in run.slice(first + len(found) - run.first_seq, last + 1 - run.first_seq).records():
+            value = _key(record, key)
+            found[record.seq] = f"#{record.seq}" if value is None else f"={value}"
+        if first + len(found) > last:
+            break
+    return found, first + len(found) - 1 if found else reader.behind(first) - 1
 
 
 def _key(record: Record, key: str) -> str | None:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 #: A record may be returned as not tried this many times its ``limit``; then each further return counts as a failure.
 UNTRIED = 10
 #: How many records with keys one request for records looks at.
-LOOKS = 500
+LOOKS = 100
 #: How many ranges of records with a lease that ends one draft has at most (rule 21).
 MOST_ENDS = 250
 

@@ -96,8 +96,8 @@ class SharedSubscription(NamedSubscription):
         return max(self.saved.epoch, self.pool.epoch)
 
     def add_stream(self, stream: str, progress: StreamProgress) -> None:
-        key, journal = self.options.key, self.table.journal
-        keys = None if key is None else lambda first, last: keys_of(journal, stream, key, first, last)
+        key, journal, reader = self.options.key, self.table.journal, self.table.reader
+        keys = None if key is None else lambda first, last: keys_of(reader, stream, key, first, last)
         Lane(stream, progress, self.pool, lambda: journal.bounds(stream), keys)
         self.table.by_stream.setdefault(stream, []).append(self)
 

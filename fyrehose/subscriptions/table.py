@@ -15,6 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -440,12 +441,22 @@ class RunReader:
 
     def holding(self, stream: str, seq: int) -> Run | None:
         """Return the run that holds record *seq*; None if the journal does not have it."""
+        at = self._find(stream, seq)
+        return None if at is None else self._runs[at]
+
+    def following(self, stream: str, seq: int) -> Iterator[Run]:
+        """Yield the runs that are kept from the one that holds record *seq* on; none if the journal lacks it."""
+        at = self._find(stream, seq)
+        return islice(self._runs, len(self._runs) if at is None else at, None)
+
+    def _find(self, stream: str, seq: int) -> int | None:
+        """Return the index of the run that holds record *seq*, which is read if it is not kept; None: it is lacking."""
         at = bisect_right(self._runs, seq, key=_first_seq) - 1
         if at >= 0 and stream == self._stream and seq <= self._runs[at].last_seq:
-            return self._runs[at]
+            return at
         self._stream, self._end = stream, self.journal.bounds(stream)[1]
         self._runs = self.journal.read(stream, seq, READ_BYTES)
-        return self._runs[0] if self._runs and self._runs[0].first_seq <= seq else None
+        return 0 if self._runs and self._runs[0].first_seq <= seq else None
 
     def behind(self, seq: int) -> int:
         """Return the first number after the missing record *seq* whose record exists, or may still be written."""

@@ -13,6 +13,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.records import Run
 from fyrehose.subscriptions.keys import KEY_BYTES, LONGEST, keys_of, member
+from fyrehose.subscriptions.table import RunReader
 from fyrehose.testing import MemoryJournal
 from tests.doubles.awkward import NAMES, SURROGATES
 
@@ -64,10 +65,10 @@ def test_records_have_the_same_key_if_they_have_the_same_value(seed: int) -> Non
         if dice.random() < 0.03:
             journal.empty("s")
             present = {}
-    keys: dict[int, str] = {}
+    keys, reader = dict[int, str](), RunReader(journal)
     first, last = 1, journal.bounds("s")[1]
     while first <= last:
-        found, end = keys_of(journal, "s", "k", first, min(last, first + dice.randint(0, 20)))
+        found, end = keys_of(reader, "s", "k", first, min(last, first + dice.randint(0, 20)))
         assert end >= first
         keys |= found
         first = end + 1
@@ -87,6 +88,6 @@ def test_label_is_the_key_and_a_portion_ends_where_it_is_asked_to(key: str) -> N
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()
     broker.publish([Run.of("s", [b"x"] * 3, source="test", **{key: "t"})])
-    assert keys_of(journal, "s", key, 2, 2) == ({2: "=t"}, 2)
+    assert keys_of(RunReader(journal), "s", key, 2, 2) == ({2: "=t"}, 2)
     journal.empty("s")
-    assert keys_of(journal, "s", key, 1, 1) == ({}, 3), "all that the journal lacks"
+    assert keys_of(RunReader(journal), "s", key, 1, 1) == ({}, 3), "all that the journal lacks"
