@@ -9,7 +9,7 @@ letters and results need ``publish`` in their streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -122,19 +122,10 @@ class Consuming:
             yield self.exclusive(name, stream, pattern).when_durable()
         except NoSuchSubscription:
             options = SubscriptionOptions(stream=stream, pattern=pattern, ack="all", creator=self._creator())
-            floors = {each: self._begin(each, after, pattern) for each in self._streams(options)}
-            yield self.table.create(name, options, floors)
+            if pattern:
+                Pattern.of_peer(stream)
+            yield self.table.create(name, options, lambda each: self._begin(each, after, pattern))
         return self.exclusive(name, stream, pattern)
-
-    def _streams(self, options: SubscriptionOptions) -> list[str]:
-        """Return the streams that a new subscription with these *options* begins in.
-
-        :raises InvalidPattern: its pattern exceeds the bounds of peers
-        """
-        if not options.pattern:
-            return [options.stream]
-        pattern = Pattern.of_peer(options.stream)
-        return [each for each in self.table.journal.ends() if options.takes(pattern, each)]
 
     def _begin(self, stream: str, after: int | None, pattern: bool) -> int:
         """Return the position behind which a new subscription begins in *stream*; None: behind its end.
@@ -147,9 +138,9 @@ class Consuming:
             return int(last)
         return int(max(0 if after > last else after, oldest - 1))
 
-    def _before(self, streams: Iterable[str], since: int) -> dict[str, int]:
-        """Return, for each of *streams*, the number before its first record from the time *since* on."""
-        return {stream: self.table.journal.first_since(stream, since) - 1 for stream in streams}
+    def _before(self, stream: str, since: int) -> int:
+        """Return the number before the first record of *stream* from the time *since* on."""
+        return int(self.table.journal.first_since(stream, since)) - 1
 
     def _creator(self) -> Creator:
         return Creator() if self.peer.rights is None else Creator.of(self.peer.rights.identity)
@@ -188,11 +179,12 @@ class Consuming:
             if dead.startswith("."):
                 raise SubscriptionConflict(f"stream {dead[:80]!r} is one of the server's own: use another")
             self.peer.check(Action.PUBLISH, dead)
-        streams = self._streams(options)
-        floors = {stream: self._begin(stream, max(0, first - 1), options.pattern) for stream in streams}
+        if options.pattern:
+            Pattern.of_peer(options.stream)
+        options = attrs.evolve(options, creator=self._creator())
         if since is not None:
-            floors = self._before(streams, since)
-        return self.table.create(name, attrs.evolve(options, creator=self._creator()), floors)
+            return self.table.create(name, options, lambda each: self._before(each, since))
+        return self.table.create(name, options, lambda each: self._begin(each, max(0, first - 1), options.pattern))
 
     def lease(
         self, shared: SharedSubscription, consumer: str, request: int | None, most: int, wait: float
@@ -235,7 +227,7 @@ class Consuming:
         :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
         :param since: a time in place of *seq*, in microseconds since 1970 UTC
         """
-        place = seq if since is None else self._before(found.tracks, since)
+        place = seq if since is None else {each: self._before(each, since) for each in found.tracks}
         return self._do(found, lambda: found.rewind(found.numbers(place))).addCallback(lambda _: found)
 
     def delete(self, found: NamedSubscription) -> Deferred[None]:

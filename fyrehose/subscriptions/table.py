@@ -13,9 +13,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -37,8 +35,8 @@ from fyrehose.errors import (
     SubscriptionInUse,
 )
 from fyrehose.interfaces import IJournal, Unread
-from fyrehose.net.turns import Turns
-from fyrehose.patterns import PatternIndex
+from fyrehose.net.turns import SteppedWork, Turns
+from fyrehose.patterns import Pattern, PatternIndex
 from fyrehose.periodic import Checks
 from fyrehose.records import Run
 from fyrehose.spans import NumberSet
@@ -142,7 +140,8 @@ class SubscriptionTable:
             self._forget(subscription, SubscriptionInUse("another server has led until now; ask again"))
         found = self.stream.open()
         for name, saved in self._saved.entries.items():
-            self._add(name, saved)
+            for _ in self._add_streams(self._add(name, saved)):
+                pass
         if found.missing:
             log.warn(
                 "{count} records are missing in stream {stream}: subscriptions may have fallen back, and those that "
@@ -177,38 +176,67 @@ class SubscriptionTable:
         return found
 
     @inlineCallbacks
-    def create(self, name: str, options: SubscriptionOptions, floors: Mapping[str, int]) -> Steps[NamedSubscription]:
+    def create(
+        self, name: str, options: SubscriptionOptions, begin: Callable[[str], int] = lambda stream: 0
+    ) -> Steps[NamedSubscription]:
         """Create the subscription *name*, unless it exists with the same options.
 
-        :param floors: by stream, the number behind which it begins
-        :return: a Deferred that fires when the subscription is durable; fails with a SubscriptionError or a
-            PublishError
+        :param begin: returns the number behind which it begins in a stream
+        :return: a Deferred that fires when the subscription is durable, and has its streams; fails with a
+            SubscriptionError or a PublishError
         """
-        with suppress(NoSuchSubscription):
-            present = self.find(name)
-            if not present.options.shared and options.shared:
-                raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
-            if present.options != options:
-                raise SubscriptionConflict(
-                    f"subscription {name!r} exists with other options; delete it, or use another name"
-                )
+        present, network = self._present(name, options), options.creator.network
+        if present is None:
+            self._check_name(name)
+            streams = yield SteppedWork(self.turns, self._beginnings(options, begin), network).begin()
+            present = self._present(name, options)
+        if present is not None:
             yield present.when_durable()
             return present
-        self._check_name(name)
-        self.room.check(name, options.creator.network, 1, _memory(options, len(floors) * options.pattern))
+        self.room.check(name, network, 1, _memory(options, len(streams) * options.pattern))
         # Begin above the epochs of an earlier subscription of this name: each epoch took a record of this stream.
         epoch = self.journal.bounds(STREAM)[1] + (0 if options.shared else 1)
         redriven = 0 if options.dead is None else self.journal.bounds(options.dead)[1]
-        fields = {"set": attrs.asdict(options), "floors": dict(floors), "epoch": epoch, "redriven": redriven}
-        streams = {stream: StreamProgress(NumberSet(seq), seq) for stream, seq in floors.items()}
-        saved = SavedSubscription(options, epoch, streams=streams, redriven=redriven)
+        floors = {stream: each.reach for stream, each in streams.items()}
+        fields = {"set": attrs.asdict(options), "floors": floors, "epoch": epoch, "redriven": redriven}
         written = self._change(name, fields)
         if refusal_of(written) is not None:
             yield written
-        created = self._add(name, saved, new=True)
+        created = self._add(name, SavedSubscription(options, epoch, streams=streams, redriven=redriven), new=True)
         created.appended += 1
-        yield written.addCallback(lambda _: created.one_durable())
+        written.addCallback(lambda _: created.one_durable())
+        yield SteppedWork(self.turns, self._add_streams(created), network).begin()
+        yield written
         return created
+
+    def _present(self, name: str, options: SubscriptionOptions) -> NamedSubscription | None:
+        """Return the subscription *name* if it exists.
+
+        :raises SubscriptionConflict: it exists with other options
+        """
+        try:
+            present = self.find(name)
+        except NoSuchSubscription:
+            return None
+        if not present.options.shared and options.shared:
+            raise SubscriptionConflict(f"subscription {name!r} exists and is exclusive")
+        if present.options != options:
+            raise SubscriptionConflict(
+                f"subscription {name!r} exists with other options; delete it, or use another name"
+            )
+        return present
+
+    def _beginnings(
+        self, options: SubscriptionOptions, begin: Callable[[str], int]
+    ) -> Generator[None, None, dict[str, StreamProgress]]:
+        """Return, in steps, the progress with which a new subscription begins in each of its streams."""
+        streams, pattern = dict[str, StreamProgress](), Pattern(options.stream) if options.pattern else None
+        for stream in (options.stream,) if pattern is None else list(self.journal.ends()):
+            if pattern is None or options.takes(pattern, stream):
+                seq = begin(stream)
+                streams[stream] = StreamProgress(NumberSet(seq), seq)
+            yield
+        return streams
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name) or name.endswith(".new"):
@@ -224,39 +252,58 @@ class SubscriptionTable:
         added = SharedSubscription(self, name, saved, now, new) if options.shared else None
         subscription = added or ExclusiveSubscription(self, name, saved, now)
         self.entries[name] = subscription
-        self.room.count(subscription.network, 1, 0, _memory(options))
+        subscription.memory = _memory(options)
+        self.room.count(subscription.network, 1, 0, subscription.memory)
         if subscription.pattern is None:
             subscription.add_stream(options.stream, saved.progress(options.stream))
         else:
             self._patterns.add(subscription.pattern, subscription)
-            self._add_streams(subscription.network, [(subscription, each) for each in self._covered(subscription)])
-        positions = len(saved.streams.keys() - subscription.tracks.keys())
-        self.room.count(subscription.network, 0, 0, _memory(options, positions) - _memory(options))
-        subscription.memory = _memory(options, positions)
         self._checks.start()
         return subscription
 
-    def _add_streams(self, network: str, found: Collection[tuple[NamedSubscription, str]]) -> None:
-        """Add streams to subscriptions of *network* whose patterns match them, if there is room or some progress."""
-        left, added = self.room.left(network), 0
-        for subscription, stream in found:
-            if stream in subscription.tracks or not subscription.options.may_have(stream):
-                continue
-            saved = subscription.saved
-            if added >= left and not (stream in saved.streams and saved.streams[stream].begun):
-                subscription.left_out += 1
-                continue
-            subscription.add_stream(stream, saved.progress(stream))
-            added += 1
-        self.room.count(network, 0, added)
+    def _add_streams(self, subscription: NamedSubscription) -> Iterator[None]:
+        """Add the streams that the pattern of *subscription* matches, and those in which it has a position, in steps.
+
+        What has no room is counted, with the memory of its position.
+        """
+        pattern, saved = subscription.pattern, subscription.saved
+        if pattern is None:
+            return
+        subscription.left_out = 0
+        for stream in dict.fromkeys((*saved.streams, *self.streams())):
+            yield
+            if subscription.gone:
+                return
+            if pattern.covers(stream) and self._add_stream(subscription, stream, self.room.left(subscription.network)):
+                self.room.count(subscription.network, 0, 1)
+        memory = _memory(saved.options, len(saved.streams.keys() - subscription.tracks.keys()))
+        self.room.count(subscription.network, 0, 0, memory - subscription.memory)
+        subscription.memory = memory
+
+    def _add_stream(self, subscription: NamedSubscription, stream: str, left: float) -> bool:
+        """Add *stream*, which the pattern of *subscription* matches, if it is to be added, and return whether it was.
+
+        :param left: for how many streams there is room; one in which the subscription has some progress needs none
+        """
+        if stream in subscription.tracks or not subscription.options.may_have(stream):
+            return False
+        saved = subscription.saved.streams.get(stream)
+        if left < 1 and not (saved is not None and saved.begun):
+            subscription.left_out += 1
+            return False
+        subscription.add_stream(stream, subscription.saved.progress(stream))
+        return True
 
     def stream_created(self, stream: str) -> None:
         """Add *stream* to the subscriptions whose patterns match it, beginning with its first record."""
-        networks: dict[str, list[tuple[NamedSubscription, str]]] = {}
+        networks: dict[str, list[NamedSubscription]] = {}
         for subscription in self._patterns.covering(stream):
-            networks.setdefault(subscription.network, []).append((subscription, stream))
+            networks.setdefault(subscription.network, []).append(subscription)
         for network, found in networks.items():
-            self._add_streams(network, found)
+            left, added = self.room.left(network), 0
+            for subscription in found:
+                added += self._add_stream(subscription, stream, left - added)
+            self.room.count(network, 0, added)
 
     def delete(self, subscription: NamedSubscription) -> Deferred[None]:
         """Delete *subscription*; the Deferred fires when the deletion is durable."""
@@ -388,6 +435,8 @@ class SubscriptionTable:
         for subscription in list(self.entries.values()):
             if not self.journal.standing.may_write:
                 return
+            if subscription.left_out and self.room.left(subscription.network) > 0:
+                yield from self._add_streams(subscription)
             if not subscription.gone:
                 self._checks.isolation.call(f"subscription {subscription.name!r}", self._check_one, subscription)
                 yield
@@ -395,9 +444,6 @@ class SubscriptionTable:
             self.stream.maintain(self._must_move())
 
     def _check_one(self, subscription: NamedSubscription) -> None:
-        if subscription.left_out and self.room.left(subscription.network) > 0:
-            subscription.left_out = 0
-            self._add_streams(subscription.network, [(subscription, each) for each in self._covered(subscription)])
         if subscription.left_out:
             self.say(
                 subscription,
@@ -405,11 +451,6 @@ class SubscriptionTable:
                 count=subscription.left_out,
             )
         subscription.check(self.journal.ends())
-
-    def _covered(self, subscription: NamedSubscription) -> Iterator[str]:
-        """Yield the streams that the pattern of *subscription* matches, and those in which it has a position."""
-        assert subscription.pattern is not None, "it has a pattern"
-        return filter(subscription.pattern.covers, dict.fromkeys((*subscription.saved.streams, *self.streams())))
 
     def _must_move(self) -> bool:
         """Return whether a checkpoint is needed so that retention may delete the segments of the last one.
@@ -441,22 +482,20 @@ class RunReader:
 
     def holding(self, stream: str, seq: int) -> Run | None:
         """Return the run that holds record *seq*; None if the journal does not have it."""
-        at = self._find(stream, seq)
-        return None if at is None else self._runs[at]
-
-    def following(self, stream: str, seq: int) -> Iterator[Run]:
-        """Yield the runs that are kept from the one that holds record *seq* on; none if the journal lacks it."""
-        at = self._find(stream, seq)
-        return islice(self._runs, len(self._runs) if at is None else at, None)
-
-    def _find(self, stream: str, seq: int) -> int | None:
-        """Return the index of the run that holds record *seq*, which is read if it is not kept; None: it is lacking."""
         at = bisect_right(self._runs, seq, key=_first_seq) - 1
         if at >= 0 and stream == self._stream and seq <= self._runs[at].last_seq:
-            return at
+            return self._runs[at]
         self._stream, self._end = stream, self.journal.bounds(stream)[1]
         self._runs = self.journal.read(stream, seq, READ_BYTES)
-        return 0 if self._runs and self._runs[0].first_seq <= seq else None
+        return self._runs[0] if self._runs and self._runs[0].first_seq <= seq else None
+
+    def following(self, stream: str, seq: int) -> tuple[Run, ...]:
+        """Return the kept runs from the one that holds record *seq* on; none if the journal lacks that record."""
+        if seq < self.journal.bounds(stream)[0]:
+            self.forget()  # It was deleted since it was read.
+        if self.holding(stream, seq) is None:
+            return ()
+        return self._runs[bisect_right(self._runs, seq, key=_first_seq) - 1 :]
 
     def behind(self, seq: int) -> int:
         """Return the first number after the missing record *seq* whose record exists, or may still be written."""

@@ -55,7 +55,7 @@ REQUESTS: dict[str, Callable[[Alone], Deferred[Any]]] = {
     "publish once": lambda alone: alone.broker.publish([Run.of("s", [b"x"], source="test")], key="key"),
     "retire": lambda alone: alone.broker.retire(["s"]),
     "named": lambda alone: alone.broker.named.open("n", "s", 0),
-    "shared": lambda alone: alone.broker.table.create("w", SubscriptionOptions(stream="s"), {"s": 0}),
+    "shared": lambda alone: alone.broker.table.create("w", SubscriptionOptions(stream="s")),
 }
 
 

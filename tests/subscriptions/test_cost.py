@@ -250,7 +250,7 @@ def test_streams_that_have_no_room_cost_a_pattern_nothing() -> None:
     table = Table(named_subscriptions=40)
     creator = Creator(host="10.0.0.1")
     options = SubscriptionOptions(stream="evil.*", pattern=True, creator=creator)
-    patterns = [table.table.create(f"evil-{number}", options, {}).result for number in range(20)]
+    patterns = [table.table.create(f"evil-{number}", options).result for number in range(20)]
     costs: list[int] = []
     for count in (100, 1_000):
         for number in range(count):
@@ -258,6 +258,22 @@ def test_streams_that_have_no_room_cost_a_pattern_nothing() -> None:
         costs.append(calls_of(lambda: table.clock.advance(CHECK)))
     assert [each.left_out for each in patterns] == [1_100] * 20
     assert costs[1] < costs[0] + 500
+
+
+def test_a_pattern_of_many_streams_is_created_in_short_turns() -> None:
+    clock = TurningClock()
+    table = Table(clock=clock, named_subscriptions=10_000)
+    for part in range(4):
+        table.broker.publish([Run.of(f"logs.{part}-{number}", [b"x"], source="test") for number in range(500)])
+    named = table.broker.named
+    options = SubscriptionOptions(stream="logs.*", pattern=True)
+    made: list[Any] = []
+    costs = [calls_of(lambda: made.append(named.create("work", options, 1)), "/fyrehose/")]
+    same = named.create("work", options, 1)
+    costs += clock.turns([made[0], same])
+    assert same.result is made[0].result
+    assert len(made[0].result.pool.lanes) == 2_000
+    assert max(costs) < TURN_CALLS
 
 
 class TurningClock(Clock):

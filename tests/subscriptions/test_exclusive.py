@@ -64,7 +64,7 @@ class World:
 
 def create(world: World, name: str, host: str) -> Any:
     """Let the peer at *host* create an exclusive subscription."""
-    return world.table.create(name, SubscriptionOptions(stream="s", ack="all", creator=Creator(host=host)), {"s": 0})
+    return world.table.create(name, SubscriptionOptions(stream="s", ack="all", creator=Creator(host=host)))
 
 
 def test_a_closed_broker_checks_nothing_any_more() -> None:

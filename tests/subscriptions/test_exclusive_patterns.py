@@ -62,12 +62,12 @@ class World:
 def create(world: World, name: str, pattern: str, floors: dict[str, int], host: str = "") -> Any:
     """Let the peer at *host*, or the server itself, create an exclusive subscription of a pattern."""
     options = SubscriptionOptions(stream=pattern, pattern=True, ack="all", creator=Creator(host=host))
-    return world.table.create(name, options, floors)
+    return world.table.create(name, options, lambda stream: floors.get(stream, 0))
 
 
 def create_single(world: World, name: str, host: str) -> Any:
     options = SubscriptionOptions(stream="other", ack="all", creator=Creator(host=host))
-    return world.table.create(name, options, {"other": 0})
+    return world.table.create(name, options)
 
 
 def refusal(call: Any) -> Exception:

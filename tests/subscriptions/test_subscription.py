@@ -25,8 +25,7 @@ def make(ack: str, stream: str = "s") -> tuple[Broker, NamedSubscription]:
     for name in ("s", "logs.a", "logs.b"):
         broker.publish([Run.of(name, [b"x"] * 10, source="test")])
     options = SubscriptionOptions(stream=stream, pattern="*" in stream, ack=ack)
-    floors = {each: 0 for each in broker.journal.ends() if options.pattern and each.startswith("logs.")} or {stream: 0}
-    return broker, broker.table.create("n", options, floors).result
+    return broker, broker.table.create("n", options).result
 
 
 @pytest.mark.parametrize("ack", KINDS)
@@ -91,5 +90,5 @@ def test_subscription_of_one_kind_is_not_used_as_the_other(ack: str) -> None:
         wrong("n")
     other = SubscriptionOptions(stream="s", ack="each" if ack == "all" else "all")
     refused: list[Any] = []
-    broker.table.create("n", other, {"s": 0}).addErrback(refused.append)
+    broker.table.create("n", other).addErrback(refused.append)
     assert refused[0].check(SubscriptionConflict)

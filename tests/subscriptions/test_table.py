@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import parse
-from fyrehose.broker.quotas import ENTRY
+from fyrehose.broker.quotas import ENTRY, PLACE
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import (
@@ -55,7 +55,7 @@ class World:
 
     def create(self, name: str = "work", first: int = 0, **options: Any) -> SharedSubscription:
         created: SharedSubscription = self.table.create(
-            name, SubscriptionOptions(stream="s", **options), {"s": first}
+            name, SubscriptionOptions(stream="s", **options), lambda stream: first
         ).result
         return created
 
@@ -103,7 +103,7 @@ def test_subscription_whose_check_fails_is_named_and_does_not_stop_the_others(lo
     world = World(journal)
     for stream in ("bad", "s"):
         world.broker.publish([Run.of(stream, [b"x"], source="test")])
-    world.table.create("poisoned", SubscriptionOptions(stream="bad"), {"bad": 0})
+    world.table.create("poisoned", SubscriptionOptions(stream="bad"))
     shared = world.create(lease=1)
     world.lease(shared)
     waiting = world.lease(shared, consumer="v", wait=30)
@@ -205,7 +205,7 @@ def test_memory_of_a_subscription_is_charged_and_released() -> None:
     shared = world.create(window=1_000)
     assert world.broker.budget.kept == 1_000 * ENTRY_BYTES + ENTRY
     assert isinstance(
-        failure(world.table.create("b", SubscriptionOptions(stream="s", window=4_000), {"s": 0})), NoRoomForSubscription
+        failure(world.table.create("b", SubscriptionOptions(stream="s", window=4_000))), NoRoomForSubscription
     )
     world.table.delete(shared)
     assert world.broker.budget.kept == 0
@@ -217,9 +217,9 @@ def test_one_creator_leaves_memory_and_places_to_others() -> None:
     made = 0
     for number in range(20):
         options = SubscriptionOptions(stream="s", window=2_000, creator=greedy)
-        made += failure(world.table.create(f"greedy-{number}", options, {"s": 0})) is None
+        made += failure(world.table.create(f"greedy-{number}", options)) is None
     assert 0 < made <= 4
-    assert failure(world.table.create("honest", SubscriptionOptions(stream="s", creator=honest), {"s": 0})) is None
+    assert failure(world.table.create("honest", SubscriptionOptions(stream="s", creator=honest))) is None
 
 
 def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
@@ -227,8 +227,7 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     others = [world.create(name) for name in ("a", "b")]
     for stream in ("logs.a", "logs.b", "logs.c"):
         world.broker.publish([Run.of(stream, [b"x", b"y"], source="test")])
-    floors = dict.fromkeys(("logs.a", "logs.b", "logs.c"), 1)
-    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True), floors).result
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True), lambda stream: 1).result
     assert (len(shared.pool.lanes), shared.left_out) == (2, 1)
     for other in others:
         world.table.delete(other)
@@ -245,7 +244,7 @@ def test_a_second_subscription_of_the_same_name_is_refused() -> None:
         ("exclusive", SubscriptionOptions(stream="s")),
         ("work", SubscriptionOptions(stream="s", lease=7)),
     ):
-        assert isinstance(failure(world.table.create(name, options, {"s": 0})), SubscriptionConflict)
+        assert isinstance(failure(world.table.create(name, options)), SubscriptionConflict)
     assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
 
 
@@ -253,7 +252,7 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     world = World()
     world.journal.auto = False
     first, same, other = (
-        world.table.create("work", SubscriptionOptions(stream="s", lease=lease), {"s": 0}) for lease in (30, 30, 7)
+        world.table.create("work", SubscriptionOptions(stream="s", lease=lease)) for lease in (30, 30, 7)
     )
     world.journal.commit()
     assert same.result is first.result
@@ -334,7 +333,7 @@ def test_a_checkpoint_has_what_is_being_created() -> None:
     world = World()
     world.create()
     world.journal.auto = False
-    world.table.create("other", SubscriptionOptions(stream="s"), {"s": 0})
+    world.table.create("other", SubscriptionOptions(stream="s"))
     world.journal.keeper.sealed = True
     world.clock.advance(2)
     world.journal.commit()
@@ -512,7 +511,7 @@ def test_what_waits_for_its_workers_after_a_start_is_shown_with_the_time_until_t
 def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it() -> None:
     world = World()
     world.journal.auto = False
-    world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True), {})
+    world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True))
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
     first, rest = world.journal.pending[:1], world.journal.pending[1:]
     world.journal.pending = first
@@ -525,7 +524,7 @@ def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it
 
 def test_a_pattern_without_streams_is_rewound() -> None:
     world = World()
-    shared = world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True), {}).result
+    shared = world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True)).result
     assert failure(shared.rewind({})) is None
     world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
     assert seqs(world.lease(shared)) == [1]
@@ -539,7 +538,7 @@ def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     results = [Run.of("results", [b"done"], source="test")]
     peer = world.broker.identified(Identity())
     # A commit settles the appends of an owner together: those of the server, the rewind among them, before the peer's.
-    world.table.create("other", SubscriptionOptions(stream="s"), {"s": 0})
+    world.table.create("other", SubscriptionOptions(stream="s"))
     settled = world.settle(shared, found, runs=results, publish=peer.publish)
     rewound = shared.rewind({"s": 0})
     world.journal.commit()
@@ -609,10 +608,15 @@ def test_a_tenant_cannot_fill_the_log_by_creating_a_subscription_again_and_again
 def test_positions_of_a_pattern_in_streams_without_room_are_charged_to_its_creator() -> None:
     world = World(budget=InFlight(8 << 20), named_subscriptions=50)
     creator = Creator(host="10.0.0.1")
-    options = SubscriptionOptions(stream="none", pattern=True, window=1, creator=creator)
-    floors = {f"evil.{number}": 1 for number in range(300)}
-    made = [world.table.create(f"evil-{number}", options, floors) for number in range(8)]
-    assert [failure(each) is None for each in made] == [True] * 3 + [False] * 5, "a third of 1 MiB each"
-    for name in list(world.table.entries):
-        world.table.delete(world.table.entries[name])
+    for number in range(1_500):
+        world.broker.publish([Run.of(f"evil.{number % 5}.{number}", [b"x"], source="test")])
+    refused, made = (
+        world.table.create(str(number), SubscriptionOptions(stream=stream, pattern=True, window=1, creator=creator))
+        for number, stream in enumerate(("evil.*", "evil.0.*"))
+    )
+    world.clock.pump([0] * 100)
+    assert isinstance(failure(refused), NoRoomForSubscription)
+    assert made.result.left_out == 276
+    assert world.table.room.memory.used == ENTRY + ENTRY_BYTES + 300 * PLACE
+    world.table.delete(made.result)
     assert world.table.room.memory.used == 0

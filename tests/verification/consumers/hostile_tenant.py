@@ -80,7 +80,7 @@ class World:
         for stream in ("orders", *STREAMS):
             self.publish(stream, [json.dumps({"k": number % 3}).encode() for number in range(30)])
         options = SubscriptionOptions(stream="orders", lease=3_600)
-        self.victim = self.broker.table.create("victim", options, {"orders": 0}).result
+        self.victim = self.broker.table.create("victim", options).result
         self.victim.lease("honest", None, 3, 0)
         self.before, self.tokens, self.failures, self.seen = self.state(), [], [], Counter()
 
