@@ -8,7 +8,7 @@ acknowledged when its publisher settles it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
@@ -321,20 +321,25 @@ class Broker(Peer):
         oldest, last = self.journal.bounds(stream)
         return bool(oldest > last == self.sequencer.last(stream))
 
-    def end_forbidden(self) -> int:
-        """End the subscriptions that the policy does not allow now; return how many."""
+    def end_forbidden(self) -> Deferred[int]:
+        """End, in steps, the subscriptions that the policy does not allow now; fires with how many these were."""
+        return SteppedWork(self.turns, self._end_forbidden()).begin()
+
+    def _end_forbidden(self) -> Generator[None, None, int]:
         ended = 0
         for cursor in list(self.fanout.cursors):
-            rights = None if cursor.owner is None else cursor.owner.rights
+            rights = None if cursor.owner is None or cursor.stopped else cursor.owner.rights
             if rights is not None and not rights.permits(Action.SUBSCRIBE, cursor.stream):
                 cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
                 ended += 1
+            yield
         for waiting in list(self.waiting):
             rights = waiting.peer.rights
             lost = [each for each in waiting.rights if rights is not None and not rights.permits(*each)]
             if lost and rights is not None and waiting in self.waiting:
                 waiting.end(rights.refusal(*lost[0]))
                 ended += 1
+            yield
         return ended
 
     def restrict(self, stream: str, max_payload: int) -> None:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import attrs
+from twisted.internet.defer import inlineCallbacks
 
 from fyrehose.broker.peer import Peer
 from fyrehose.broker.policy import OPEN, Policy, Rule, holder_of
+from fyrehose.broker.state_stream import Steps
 from fyrehose.errors import Forbidden, TokenEnded
 from fyrehose.identity import Action, Identity
 
@@ -52,17 +54,21 @@ class Guard:
             peer = self._peers[identity] = Peer(broker, PeerRights(identity, self))
         return peer
 
-    def change(self, policy: Policy) -> int:
-        """Replace the policy, and end the subscriptions that it does not allow.
+    @inlineCallbacks
+    def change(self, policy: Policy) -> Steps[int]:
+        """Replace the policy, and end, in steps, the subscriptions that it does not allow.
 
-        :return: the number of subscriptions that ended
+        :return: fires with the number of subscriptions that ended
         """
         self.policy = policy
         peers = list(self._peers.values())
         for peer in peers:
             if peer.rights is not None:
                 peer.rights.clear()
-        return sum(broker.end_forbidden() for broker in {peer.broker for peer in peers})
+        ended = 0
+        for broker in {peer.broker for peer in peers}:
+            ended += yield broker.end_forbidden()
+        return ended
 
 
 @attrs.define(eq=False)

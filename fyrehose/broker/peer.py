@@ -194,7 +194,9 @@ class Peer:
 
     def _end_subscriptions(self) -> None:
         self._end = None
-        self.broker.end_forbidden()
+        self.broker.end_forbidden().addCallback(self._ended)
+
+    def _ended(self, _: int) -> None:
         if self._subscribed:  # some are still allowed: the clock was set back, or another rule applies
             self._end_later()
 

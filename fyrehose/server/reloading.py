@@ -186,8 +186,13 @@ class Reloading:
         broker.change_limits(config.streams, server.peer_limits, server.max_streams, server.named_subscriptions)
         broker.once.kept = server.keys_kept
         self.stack.journal.change(config.journal, config.streams.keep_age if config.streams.expire else None)
-        if ended := broker.guard.change(config.policy):
-            log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
+        broker.guard.change(config.policy).addCallback(_log_ended)
+
+
+def _log_ended(ended: int) -> None:
+    """Log how many subscriptions another policy has ended."""
+    if ended:
+        log.info("the policy has ended {ended}", ended=counted(ended, "subscription"))
 
 
 def _values(settings: Any) -> dict[str, Any]:

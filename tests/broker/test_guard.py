@@ -17,6 +17,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden, TooManySubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
+from fyrehose.net.turns import STEPS
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
 from tests.doubles.references import references
@@ -181,7 +182,7 @@ def test_a_new_policy_holds_at_once_and_ends_forbidden_subscriptions() -> None:
     others = RecordingSink()
     world.broker.subscribe("in.a", 0, others).resumeProducing()
     world.settle()
-    assert world.broker.guard.change(WRITERS) == 2
+    assert world.broker.guard.change(WRITERS).result == 2
     for sink in (waiting, paused):
         assert isinstance(sink.reason, Forbidden)
     assert (kept.reason, left.reason) == (None, None)
@@ -190,8 +191,19 @@ def test_a_new_policy_holds_at_once_and_ends_forbidden_subscriptions() -> None:
     world.settle()
     assert (kept.payloads, waiting.payloads, paused.payloads) == ([b"x"], [], [])
     assert others.payloads == [b"x"], "the server's own goes on"
-    assert world.broker.guard.change(OPEN) == 0
+    assert world.broker.guard.change(OPEN).result == 0
     assert world.peer.publish([draft("out")]).result == (2,)
+
+
+def test_a_new_policy_ends_many_subscriptions_in_steps() -> None:
+    world = World(OPEN)
+    for number in range(3 * STEPS):
+        world.peer.subscribe(f"in.{number}", 0, RecordingSink()).resumeProducing()
+    changed = world.broker.guard.change(WRITERS)
+    assert len(world.broker.fanout.cursors) >= 2 * STEPS, "the change itself takes one turn"
+    world.settle()
+    assert changed.result == 3 * STEPS
+    assert not world.broker.fanout.cursors
 
 
 @pytest.mark.parametrize("action", Action)
@@ -215,7 +227,7 @@ def test_an_error_of_one_sink_when_it_ends_lets_other_subscriptions_end(logged_e
     sink = RecordingSink()
     for each in (Failing(), sink):
         world.peer.subscribe("in.a", 0, each).resumeProducing()
-    assert world.broker.guard.change(WRITERS) == 2
+    assert world.broker.guard.change(WRITERS).result == 2
     assert isinstance(sink.reason, Forbidden)
     assert len(logged_errors.take()) == 1
 

@@ -689,7 +689,7 @@ class TestPolicy:
         writer.dataReceived(b"one\n")
         server.clock.advance(0)
         assert reading.value() == b"one\n"
-        assert server.broker.guard.change(self.rules(network="11.0.0.0/8", publish="s")) == 1
+        assert server.broker.guard.change(self.rules(network="11.0.0.0/8", publish="s")).result == 1
         assert (reading.disconnecting, writing.disconnecting) == (True, False)
         writer.dataReceived(b"two\n")
         assert (writing.value(), writing.disconnecting) == (b"ok one\n", True)

@@ -111,7 +111,7 @@ def test_a_request_that_waits_for_records_ends_when_the_policy_takes_the_right_a
     waiting, other = sharing.lease(shared, "w", None, 1, 30), broker.named.lease(shared, "server", None, 1, 30)
     assert (answered.called, waiting.called) == (True, False)
     rules = {"network": "10.0.0.1", "subscribe": "*"}
-    assert broker.guard.change(parse({"allow": [rules]})) == 1
+    assert broker.guard.change(parse({"allow": [rules]})).result == 1
     assert failed(waiting, Forbidden)
     broker.publish([Run.of("logs.a", [b"x"], source="test")])
     assert [part.run.first_seq for part in other.result] == [2]
