@@ -4,6 +4,7 @@ set(1, 9, A)          1-9 A
 set(4, 5, B)          1-3 A   4-5 B   6-9 A        a range splits where a part of it changes
 set(4, 5, A)          1-9 A                        and becomes one again
 within(3, 12)         3-9 A
+over(3, 12, B)        3-9 A   10-12 B
 """
 
 from __future__ import annotations
@@ -66,6 +67,16 @@ class Spans(Generic[S]):
                 found.append((max(first, span.first), min(last, span.last), span.state))
         return found
 
+    def over(self, first: int, last: int, default: S) -> Iterator[tuple[int, int, S]]:
+        """Yield the ranges from *first* to *last*, each with its state, which is *default* where there is none."""
+        for low, high, state in self.within(first, last):
+            if first < low:
+                yield first, low - 1, default
+            yield low, high, state
+            first = high + 1
+        if first <= last:
+            yield first, last, default
+
     def behind(self, number: int, most: int) -> list[tuple[int, int, S]]:
         """Return the first *most* ranges behind *number* that have a state, each with its state."""
         at = bisect_right(self._firsts, number)
@@ -82,6 +93,11 @@ class Spans(Generic[S]):
 
     def set(self, first: int, last: int, state: S) -> list[Span[S]]:
         """Give the numbers from *first* to *last* the *state*, and return the spans that this replaces."""
+        tail = self._spans[-1] if self._spans else None
+        if tail is None or first > tail.last + 1 or (first > tail.last and tail.state != state):
+            self._firsts.append(first)
+            self._spans.append(Span(first, last, state))
+            return []
         begin, end = self._split(first, last)
         removed = self._spans[begin:end]
         low, high = begin, end

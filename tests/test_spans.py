@@ -29,6 +29,8 @@ def test_random_changes_agree_with_a_map_of_single_numbers(seed: int) -> None:
         assert {number: spans.find(number).state for number in range(60) if spans.find(number)} == known  # type: ignore[union-attr]
         found = {number: state for low, high, state in spans.within(5, 30) for number in range(low, high + 1)}
         assert found == {number: state for number, state in known.items() if 5 <= number <= 30}
+        all_ = {number: state for low, high, state in spans.over(5, 30, "none") for number in range(low, high + 1)}
+        assert all_ == {number: known.get(number, "none") for number in range(5, 31)}
         ends = [(span.last, span.state) for span in spans]
         assert not any((span.first - 1, span.state) in ends for span in spans), "neighbours of one state are one span"
 

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from fyrehose.records import Run
+from fyrehose.records import LAST_SEQ, Run
 from fyrehose.spans import Ranges, Spans, merged
 from fyrehose.subscriptions.progress import KEPT_LETTERS, DeadLetter, Ended, StreamProgress, packed_ranges
 
@@ -270,18 +270,13 @@ class Lane(Track):
         self.last = self.bounds()[1]
         self.seen = self._unread_end = max(final.floor, min(self.progress.reach, self.last))
         self._unread_key = final.floor + 1
-        open_, until = final.gaps(1, self.seen), self.pool.hold_until
-        for first, last in open_:
-            self.put(first, last, Waiting())
-        for first, last in open_ if self.progress.hold is None else self.progress.hold:
-            for low, high, _ in self.spans.within(first, last):
-                self.put(low, high, Waiting((0, 0), until, held=True))
-        for span in list(self.progress.ends):
-            for low, high, state in self.spans.within(span.first, span.last):
-                self.put(low, high, attrs.evolve(state, ended=span.state))
-        for first, last, state in self.spans.within(1, self.seen):
-            assert isinstance(state, Waiting), "nothing is leased yet"
-            self._wait(first, last, state)
+        hold = Spans[bool]()
+        for first, last in [(1, LAST_SEQ)] if self.progress.hold is None else self.progress.hold:
+            hold.set(first, last, True)
+        for begin, end in final.gaps(1, self.seen):
+            for low, high, ended in self.progress.ends.over(begin, end, (0, 0)):
+                for first, last, held in hold.over(low, high, False):
+                    self._wait(first, last, Waiting(ended, self.pool.hold_until if held else 0.0, held=held))
         self.stir()
 
     def stir(self) -> None:

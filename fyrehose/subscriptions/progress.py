@@ -209,7 +209,8 @@ class StreamProgress:
         """Add a part of a checkpoint: it is true, and what it says nothing about is in other parts of it."""
         for first, last in [(1, fields["floor"]), *fields["above"]]:
             self.final.add(first, last)
-            self.ends.remove(first, last)  # a change before this part did not know that they are final
+            if self.ends and first <= self.ends.last:  # a change before this part did not know that they are final
+                self.ends.remove(first, last)
         for first, last, deliveries, failures in fields["ends"]:
             self.ends.set(first, last, (deliveries, failures))
         self.reach, self.lost = fields["reach"], fields["lost"]

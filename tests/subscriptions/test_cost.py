@@ -210,6 +210,16 @@ class Scattered:
         return costs
 
 
+def test_a_start_takes_few_calls_for_each_range_of_records_that_wait() -> None:
+    scattered = Scattered()
+    table = scattered.table
+    table.journal.auto = True
+    scattered.shared.act([attrs.evolve(each, kind="failed", why="") for each in scattered.items[:MOST_ENDS]], "w")
+    table.table.close()
+    assert calls_of(table.table.open, "/fyrehose/") < 24_000, "of 1,000 ranges, and of what was written last"
+    assert len(table.table.find("work").tracks["s"].progress.ends) == MOST_ENDS
+
+
 #: How many calls one turn of a subscription may take: about ten milliseconds.
 TURN_CALLS = 25_000
 
