@@ -65,13 +65,19 @@ class Consuming:
     def find(self, name: str, stream: str | None = None, pattern: bool = False) -> NamedSubscription:
         """Return the subscription *name*, which must be one of *stream* or of this *pattern* unless *stream* is None.
 
-        :raises NoSuchSubscription: there is none
+        :raises NoSuchSubscription: there is none; a peer that may consume nothing does not learn that
         :raises SubscriptionConflict: it is one of another stream
         """
-        found, peer = self.table.find(name), self.peer
+        peer = self.peer
+        try:
+            found = self.table.find(name)
+        except NoSuchSubscription:
+            if peer.rights is None or peer.has(Action.CONSUME):
+                raise
+            raise peer.rights.refusal(Action.CONSUME, "", f"subscription {name[:80]!r}") from None
         options = found.options
         if peer.rights is not None and not peer.permits(Action.CONSUME, options.stream):
-            target = "" if peer.permits(Action.SUBSCRIBE, options.stream) else f"subscription {name!r}"
+            target = "" if peer.permits(Action.SUBSCRIBE, options.stream) else f"subscription {name[:80]!r}"
             raise peer.rights.refusal(Action.CONSUME, options.stream, target)
         if stream is not None and (options.stream, options.pattern) != (stream, pattern):
             raise SubscriptionConflict(

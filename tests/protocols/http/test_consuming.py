@@ -802,3 +802,12 @@ def test_a_follower_serves_a_record_when_it_has_come() -> None:
     world.journal.state, world.broker.follows = JournalState.WRITABLE, False
     world.publish(2)
     assert peer.answer()[0] == 200
+
+
+def test_a_peer_that_may_consume_nothing_does_not_learn_which_subscriptions_exist() -> None:
+    world = World([{"network": "127.0.0.0/8", "subscribe": "t"}])
+    world.broker.named.open("a", "s", 0)
+    for line, body in (("GET {}", None), ("DELETE {}", None), ("POST {}/rewind", {"seq": 0})):
+        (known, here), (unknown, there) = (world.ask(line.format(f"/subscriptions/{name}"), body) for name in "ab")
+        assert known == unknown == 401
+        assert str(here).replace("'a'", "'b'") == str(there)
