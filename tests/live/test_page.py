@@ -487,7 +487,7 @@ def test_the_picture_of_a_cluster_says_that_nats_does_not_answer(still: Page) ->
     assert page.errors() == []
 
 
-def test_long_names_of_servers_end_within_their_boxes(still: Page) -> None:
+def test_long_names_of_servers_are_shortened_to_their_boxes(still: Page) -> None:
     page = still
     names = ("W" * 60, "i" * 200, "long-name-of-a-server-in-some-data-centre.example.com")
     members = [{**member, "name": name} for member, name in zip(CLUSTER["members"], names, strict=True)]
@@ -499,7 +499,8 @@ def test_long_names_of_servers_end_within_their_boxes(still: Page) -> None:
     })"""
     found = page.browser.execute_script(shown)
     assert len(found) == 6
-    assert all(room > 0 and text[0] in "Wil" and text.endswith("…") for room, text in found), found
+    assert all(room > 0 and text[0] in "Wil" and "… " in text for room, text in found), found
+    assert [text for _, text in found if text.endswith("… leads")] == [found[0][1]], "the state is shown in full"
     assert page.errors() == []
 
 

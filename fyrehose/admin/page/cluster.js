@@ -51,16 +51,16 @@ function words({ leader, nats, others }) {
   return `Leader: ${said(leader)}. Shared log on NATS: ${nats.map(said).join("; ")}. Other servers: ${others.map(said).join("; ") || "none"}.`;
 }
 
-// Write *text* into *group*, which is shown, without what is wider than *width*.
-function write(group, attributes, text, width) {
-  const made = group.appendChild(svg("text", attributes, text));
-  for (let most = text.length; most > 1 && made.getComputedTextLength() > width;) made.textContent = text.slice(0, --most) + "…";
+// Write *text* and *end* into *group*, which is shown; shorten *text* until both fit into *width*.
+function write(group, attributes, text, width, end = "") {
+  const made = group.appendChild(svg("text", attributes, text + end));
+  for (let most = text.length; most > 1 && made.getComputedTextLength() > width;) made.textContent = text.slice(0, --most) + "…" + end;
 }
 
 function drawNode(picture, each, x, y, width) {
   const group = picture.appendChild(svg("g", { class: `node ${each.kind}` }));
   group.append(svg("rect", { x, y, width, height: NODE, rx: 7 }), svg("title", {}, [each.name, each.state, each.detail, each.lack].filter(Boolean).join(", ")));
-  write(group, { x: x + 10, y: y + 19, class: "name" }, `${each.name} ${each.state}`, width - 20);
+  write(group, { x: x + 10, y: y + 19, class: "name" }, each.name, width - 20, ` ${each.state}`);
   if (each.detail) write(group, { x: x + 10, y: y + 36 }, each.detail, width - 20);
 }
 
