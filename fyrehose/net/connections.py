@@ -22,10 +22,10 @@ from fyrehose.errors import Forbidden
 from fyrehose.identity import network_of
 from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
+from fyrehose.net.newcomers import Newcomers
 from fyrehose.net.peers import PROOFS, host_of, identity_at
 from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
-from fyrehose.net.twisted_private import ACCEPTS
 
 #: How many connections are checked, at most, to find an idle one when the listener is full.
 LOOKS = 200
@@ -36,8 +36,8 @@ MOST_HELD = 1_000
 READS = 32 << 20
 #: A connection reads at least this many bytes at once, however many connections there are.
 LEAST_READ = 16 << 10
-#: How many connections may be closing at a time to make room for others: as many as two turns of the reactor accept.
-CLOSING = 2 * ACCEPTS
+#: How many connections of a full listener may be closing to make room, or wait to be served.
+CLOSING = 16
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
 EVENTS = ("connections", "handshake-aborted", "handshakes-delayed", "idle")
 REFUSALS = (
@@ -109,6 +109,7 @@ class SessionFactory(Factory):
         #: open connections, in the order of their last activity; without refused ones that are kept open for a while
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.latest: SessionProtocol | None = None  #: the one that was active last
+        self.newcomers = Newcomers(broker.turns, self._room, self._displaced)
         self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
         #: the open connections of each network, in the order of their last activity
         self._by_network: FairShare[SessionProtocol] = FairShare()
@@ -210,6 +211,7 @@ class SessionFactory(Factory):
 
         :return: a Deferred that fires when all connections are closed
         """
+        self.newcomers.close()
         self.holding.stop()
         drained = self._drained = Deferred()
         for protocol in list(self.connections):
@@ -224,6 +226,15 @@ class SessionFactory(Factory):
         """Return how many refused connections may be kept open: one for each free connection, and a few more."""
         most = self.settings.max_connections
         return min(MOST_HELD, max(0, most - len(self.connections)) + spare(most))
+
+    def _room(self) -> int:
+        """Return how many connections may wait to be served: those for which there are descriptors."""
+        most = self.settings.max_connections
+        return max(CLOSING // 2, most + spare(most) - len(self.connections) - len(self.holding))
+
+    def _displaced(self, host: str) -> None:
+        detail = "too many connections wait to be served, most of them of its address"
+        self.broker.counters.refuse(self.log, self.protocol_name, "made-room", host, detail)
 
     def _refuse(self, cause: str, host: str, detail: str) -> RefusedConnection | None:
         """Refuse a connection that was just accepted.

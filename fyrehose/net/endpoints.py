@@ -30,7 +30,7 @@ from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import check_adopted, deepen_backlog, remove_stale_socket
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.net.tls import EndpointReactor, TLSFactory, TLSSettings, add_tls
-from fyrehose.net.twisted_private import path_of, tune_port
+from fyrehose.net.twisted_private import path_of
 from fyrehose.options import suggestion
 
 #: Why an ssl: endpoint cannot be used.
@@ -154,7 +154,7 @@ class TCPService(Service):
         return cast("Deferred[IListeningPort]", listening).addCallback(self._listening)
 
     def _listening(self, port: IListeningPort) -> IListeningPort:
-        self._port = tune_port(port if self._backlog else deepen_backlog(port))
+        self._port = self.factory.newcomers.accept_from(port if self._backlog else deepen_backlog(port))
         return port
 
     @property

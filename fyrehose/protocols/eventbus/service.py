@@ -23,7 +23,6 @@ from fyrehose.interfaces import IBroker, IConnected, IReloading, Prepared
 from fyrehose.net.peers import port_of
 from fyrehose.net.proxied import ProxiedFactory
 from fyrehose.net.sockets import WAITING
-from fyrehose.net.twisted_private import tune_port
 from fyrehose.protocols.eventbus.columns import PROTOCOL
 from fyrehose.protocols.eventbus.keys import Keys, load_clients
 from fyrehose.protocols.eventbus.server import (
@@ -156,8 +155,9 @@ class EventBusService(Service):
 
     def _listen(self, port: int, kind: type[BusProtocol]) -> IListeningPort:
         factory = ProxiedFactory(PortFactory(self.factory, kind), self.factory)
-        listening: IListeningPort = tune_port(self._reactor.listenTCP(port, factory, WAITING, self._host))
-        return listening
+        listening = self._reactor.listenTCP(port, factory, WAITING, self._host)
+        accepting: IListeningPort = self.factory.newcomers.accept_from(listening)
+        return accepting
 
     def _close_collector(self, leading: Deferred[None]) -> None:
         """Close COLLECTOR until this server leads: publishers that know several servers then use another one."""
