@@ -566,6 +566,8 @@ def test_table_returns_the_group_of_each_fingerprint_and_keeps_living_groups(ker
     assert kernel.recall(target, found[0] + found[1]) == column(9, 7, 8), "a newer group keeps its fingerprint"
     with pytest.raises(IndexError):
         kernel.retain(slots, target, column(0))
+    with pytest.raises(AssertionError, match="no free slot"):  # target has three slots, and three fingerprints
+        kernel.remember(target, b"x" * pure.FINGERPRINT, 7)
 
 
 #: Mostly valid frames, with some invalid ones among them.

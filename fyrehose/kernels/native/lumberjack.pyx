@@ -469,19 +469,21 @@ cdef inline bint any_byte(const uint8_t* at) noexcept nogil:
     return False
 
 
-cdef inline uint8_t* slot_of(uint8_t* slots, uint64_t count, const uint8_t* fingerprint) noexcept nogil:
+cdef inline uint8_t* slot_of(uint8_t* slots, uint64_t count, const uint8_t* fingerprint) except NULL nogil:
     """Return the slot that has *fingerprint*, or the free one that it would take; one must be free."""
-    cdef uint64_t begin = 0, at
+    cdef uint64_t begin = 0, at, i
     cdef uint32_t group = 0
     memcpy(&begin, fingerprint, 8)
     at = high_half(begin, count)
-    while True:
+    for i in range(count):
         memcpy(&group, slots + SLOT * at + FINGERPRINT, 4)
         if not group or memcmp(slots + SLOT * at, fingerprint, FINGERPRINT) == 0:
             return slots + SLOT * at
         at += 1
         if at == count:
             at = 0
+    with gil:
+        raise AssertionError("a table of fingerprints has no free slot")
 
 
 def remember(uint8_t[::1] slots not None, const uint8_t[::1] found not None, uint32_t group):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from mmap import mmap
 from struct import Struct, pack, unpack
 
@@ -246,8 +247,8 @@ def fingerprints(
 def remember(slots: Table, found: bytes, group: int) -> int:
     """Enter fingerprints of the group *group*, at least 1, in a table; return how many there are without zeros.
 
-    :param slots: a table with room for them: slots of :data:`SLOT` bytes, a fingerprint and the number of its group
-        (u32, little-endian) each; the first bytes of a fingerprint decide where the search for a free slot begins
+    :param slots: a table in which a slot stays free: slots of :data:`SLOT` bytes, a fingerprint and the number of its
+        group (u32, little-endian) each; the first bytes of a fingerprint decide where the search for it begins
     """
     used = 0
     for at in range(0, len(found), FINGERPRINT):
@@ -287,12 +288,12 @@ def retain(slots: Buffer, target: Table, living: Buffer) -> None:
 
 def _slot_of(slots: Table, fingerprint: bytes) -> int:
     count = len(slots) // SLOT
-    at = int.from_bytes(fingerprint[:8], "little") * count >> 64
-    while True:
+    begin = int.from_bytes(fingerprint[:8], "little") * count >> 64
+    for at in chain(range(begin, count), range(begin)):
         slot = slots[SLOT * at : SLOT * at + SLOT]
         if not any(slot[FINGERPRINT:]) or slot[:FINGERPRINT] == fingerprint:
             return SLOT * at
-        at = (at + 1) % count
+    raise AssertionError("a table of fingerprints has no free slot")
 
 
 _Hash = tuple[int, int]

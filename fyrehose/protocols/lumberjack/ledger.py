@@ -9,6 +9,10 @@ entry in a table of a million.  Forgetting a group only takes its number away: i
 A table that is full is replaced by one without the slots of such groups, which is larger if it has to be.  The slots
 move *in steps*, :data:`PACE` with each fingerprint that is entered, so that no step takes long; until all have moved,
 both tables are searched.  An eighth of a table is enough for what is entered meanwhile.
+
+The invariant is that a fifth of the slots is free: those of living groups and of groups that were forgotten since the
+table began are at most four fifths (:meth:`Ledger.enter` makes room before it enters any).  So each search ends at a
+free slot; the kernel asserts that, because a count that is wrong would make it search for ever.
 """
 
 from __future__ import annotations
