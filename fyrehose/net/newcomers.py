@@ -145,8 +145,11 @@ class Newcomer:
 
     def serve(self) -> None:
         """Make the protocol of the connection and its transport, unless the listener refuses it."""
-        protocol = self._accepting.wrappedFactory.buildProtocol(self._address)
-        if protocol is None:
-            self.socket.close()
-        else:
+        protocol = None
+        try:
+            protocol = self._accepting.wrappedFactory.buildProtocol(self._address)
+        finally:
+            if protocol is None:
+                self.socket.close()
+        if protocol is not None:
             protocol.makeConnection(self._accepting.transport(self.socket, protocol, *self._arguments))

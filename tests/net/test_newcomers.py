@@ -167,4 +167,5 @@ def test_a_failure_to_serve_one_does_not_affect_the_next(listener: Listener, log
     listener.accept()
     listener.take_turns()
     assert listener.served.hosts == ["3"]
+    assert listener.clients[0].recv(1) == b"", "its socket is closed"
     assert [error["log_failure"].type for error in logged_errors.take()] == [ValueError]
