@@ -305,7 +305,7 @@ def test_one_checkpoint_is_written_at_a_time() -> None:
 
 
 def test_a_checkpoint_is_written_in_slices_between_which_others_append() -> None:
-    """One of many subscriptions takes 20 us to pack, and the reactor does nothing else meanwhile."""
+    """Each of many subscriptions takes 20 us to pack, and the reactor does nothing else meanwhile."""
     world, packed = World(MemoryJournal(auto=False)), list[int]()
 
     def everything() -> Iterator[bytes]:

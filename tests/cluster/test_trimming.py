@@ -281,7 +281,7 @@ class Lead:
 
 
 def test_leader_that_leads_again_begins_like_a_new_one() -> None:
-    """What an earlier lead has measured and heard says nothing about the log that other servers have written since."""
+    """Sizes of an earlier lead say nothing about the log that other servers have written since."""
     for seed in range(20):
         lead = Lead(seed)
         for _ in range(60):

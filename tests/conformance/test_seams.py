@@ -1,4 +1,4 @@
-"""What two features do together in one action of a user, where each alone has tests of its own."""
+"""Use two features in one action of a user, where each alone has tests of its own."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_dead_letters_that_became_too_large_by_a_reload_wait_until_they_fit_agai
 
 
 def test_subscription_and_keys_of_a_restored_backup_are_those_of_its_end(tmp_path: Path) -> None:
-    """What came after the backup is forgotten as a whole: a key is stored again, a settled record leased again."""
+    """Everything after the backup is forgotten as a whole: a key is stored again, a settled record leased again."""
     data, clock = tmp_path / "data", Clock()
 
     def opened(directory: Path) -> World:

@@ -197,7 +197,7 @@ class Buffered(Transport):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_bytes_that_a_paused_peer_must_read_are_those_that_it_has_not_read(world: World, seed: int) -> None:
-    """What is unread is charged to the memory of all peers, so it must be neither forgotten nor counted twice."""
+    """Unread data is charged to the memory of all peers, so it must be neither forgotten nor counted twice."""
     dice = Random(seed)
     protocol, transport = world.protocol, Buffered(peerAddress=IPv4Address("TCP", "127.0.0.1", 1))
     transport.protocol, protocol.transport = protocol, transport
