@@ -445,11 +445,11 @@ class ServerProcess(Service):
 
     def _started(self, fyrehose: Fyrehose) -> None:
         if fyrehose.running:
+            self.watchdog.start()
             log.info("serving")
             if not fyrehose.broker.draining:
                 self._serving = True
                 self.manager.ready("serving")
-            self.watchdog.start()
             process.free_closed_objects()
             self._pauses.start()
 

@@ -223,9 +223,6 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
 
 def test_a_suspended_process_does_not_count_as_stalled(start: Any) -> None:
     server = start("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1")
-    get(
-        f"http://127.0.0.1:{server.port('admin')}/health"
-    )  # it watches itself when it serves, a moment after it says so
     server.process.send_signal(signal.SIGSTOP)
     time.sleep(4)
     server.process.send_signal(signal.SIGCONT)

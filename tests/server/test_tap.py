@@ -23,7 +23,7 @@ from twisted.application.service import Application, IServiceMaker, MultiService
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.testing import MemoryReactorClock
-from twisted.logger import ILogObserver, LogLevel
+from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 
@@ -581,8 +581,18 @@ def test_the_watchdog_runs_while_the_server_serves(ending: Ending, tmp_path: Pat
     )
     threads = set(threading.enumerate())
     assert not server.reactor.getDelayedCalls()
-    server.startService()
-    assert [thread.name for thread in set(threading.enumerate()) - threads] == ["watchdog"]
+    watching: list[set[threading.Thread]] = []
+
+    def observe(event: LogEvent) -> None:
+        if event["log_format"] == "serving":
+            watching.append(set(threading.enumerate()) - threads)
+
+    globalLogPublisher.addObserver(observe)
+    try:
+        server.startService()
+    finally:
+        globalLogPublisher.removeObserver(observe)
+    assert [[thread.name for thread in each] for each in watching] == [["watchdog"]], "before it says that it serves"
     server.stopService()
     assert set(threading.enumerate()) == threads
 
