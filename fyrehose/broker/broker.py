@@ -327,20 +327,30 @@ class Broker(Peer):
 
     def _end_forbidden(self) -> Generator[None, None, int]:
         ended = 0
-        for cursor in list(self.fanout.cursors):
-            rights = None if cursor.owner is None or cursor.stopped else cursor.owner.rights
-            if rights is not None and not rights.permits(Action.SUBSCRIBE, cursor.stream):
-                cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
-                ended += 1
-            yield
-        for waiting in list(self.waiting):
-            rights = waiting.peer.rights
-            lost = [each for each in waiting.rights if rights is not None and not rights.permits(*each)]
-            if lost and rights is not None and waiting in self.waiting:
-                waiting.end(rights.refusal(*lost[0]))
-                ended += 1
+        for each in (*self.fanout.cursors, *self.waiting):
+            try:
+                ended += self._ended_cursor(each) if isinstance(each, Cursor) else self._ended_wait(each)
+            except Exception:  # an error of one must not let the others read on
+                log.failure("a subscription could not be ended by the policy; please report this bug")
             yield
         return ended
+
+    def _ended_cursor(self, cursor: Cursor) -> bool:
+        """End *cursor* if the policy does not allow it; return whether it did not."""
+        rights = None if cursor.owner is None or cursor.stopped else cursor.owner.rights
+        if rights is None or rights.permits(Action.SUBSCRIBE, cursor.stream):
+            return False
+        cursor.end(rights.refusal(Action.SUBSCRIBE, cursor.stream))
+        return True
+
+    def _ended_wait(self, waiting: RightsWait) -> bool:
+        """End what waits with rights if the policy does not allow one of them; return whether it did not."""
+        rights = waiting.peer.rights
+        lost = next((each for each in waiting.rights if rights is not None and not rights.permits(*each)), None)
+        if rights is None or lost is None or waiting not in self.waiting:
+            return False
+        waiting.end(rights.refusal(*lost))
+        return True
 
     def restrict(self, stream: str, max_payload: int) -> None:
         self._restricted[stream] = max_payload

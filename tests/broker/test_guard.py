@@ -232,6 +232,20 @@ def test_an_error_of_one_sink_when_it_ends_lets_other_subscriptions_end(logged_e
     assert len(logged_errors.take()) == 1
 
 
+def test_an_error_of_what_waits_lets_the_rest_end(logged_errors: Any) -> None:
+    world = World(OPEN)
+    reasons: list[Exception] = []
+
+    def fail(reason: Exception) -> None:
+        raise RuntimeError("a bug")
+
+    for end in (fail, reasons.append):
+        world.peer.wait([(Action.CONSUME, "in.a")], end)
+    assert world.broker.guard.change(WRITERS).result == 1
+    assert [type(each) for each in reasons] == [Forbidden]
+    assert len(logged_errors.take()) == 1
+
+
 class TestLimits:
     """Limits of the state of one peer, at their defaults."""
 
