@@ -8,6 +8,7 @@ file that all processes of the user share.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import random
@@ -60,4 +61,7 @@ def _choose(ports: range) -> bool:
 @cache
 def _chosen() -> tuple[set[int], BinaryIO]:
     """Return the ports that this process has chosen, and the file in which they are locked until it ends."""
-    return set(), Path(tempfile.gettempdir(), f"fyrehose-ports-{os.getuid()}").open("ab")
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    path = Path(tempfile.gettempdir(), f"fyrehose-ports-{os.getuid()}")
+    return set(), until_the_end.enter_context(path.open("ab"))

@@ -10,6 +10,17 @@ import pytest
 
 from fyrehose.testing.ports import PORTS, free_port, free_ports
 
+#: Choose the first of three ports among a hundred, print it, and end after a line of input.  Nobody else chooses ports
+#: below 10,000, so that the next ones are free.
+CODE = """
+import sys
+from fyrehose.testing.ports import free_ports
+first = int(sys.argv[1])
+print(*free_ports(1, 3, range(first, first + 100)), flush=True)
+input()
+"""
+CHOOSE = [sys.executable, "-W", "always", "-c", CODE]
+
 
 def test_ports_are_different_and_not_those_that_the_kernel_gives_out() -> None:
     ports = free_ports(20)
@@ -29,8 +40,7 @@ def test_a_port_is_neither_used_nor_chosen_before(kind: socket.SocketKind) -> No
 
 
 def test_a_port_that_another_process_has_chosen_is_passed_over() -> None:
-    code = "from fyrehose.testing.ports import free_ports; print(*free_ports(1, 3), flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([*CHOOSE, "9000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         first = int(other.stdout.readline())
         near = [*range(first - 2, first + 3)]
@@ -38,7 +48,13 @@ def test_a_port_that_another_process_has_chosen_is_passed_over() -> None:
         other.communicate(b"\n")
 
 
+def test_a_process_that_has_chosen_ports_ends_without_a_warning() -> None:
+    ended = subprocess.run([*CHOOSE, "9200"], input=b"\n", capture_output=True, check=True)
+    assert ended.stdout
+    assert ended.stderr == b""
+
+
 def test_ports_of_one_row_are_consecutive_and_free() -> None:
-    first = free_ports(1, 3)[0]
+    first = free_ports(1, 3, range(9_400, 9_500))[0]
     taken = {first - 2, first - 1, first, first + 1, first + 2}
     assert free_ports(1, 3, between=[*taken, first + 3]) == [first + 3]
