@@ -31,8 +31,7 @@ SPREAD = 0.25
 class LeaderWatch:
     """What a follower knows of its leader.
 
-    A leader counts as heard only while it has not handed over, and as gone only if NATS had reported its connection
-    before, because permissions of NATS may hide the leader.
+    A leader counts as heard only while it has not handed over.
 
     :ivar heard: when the leader was last heard
     :ivar current: all records that were acknowledged before this time of this server's clock are in this journal
@@ -45,8 +44,7 @@ class LeaderWatch:
     _announced: int = attrs.field(default=0, init=False)
     #: (number, time): ``current`` becomes this time once the entry with this number is applied.
     _awaited: tuple[int, float] | None = attrs.field(default=None, init=False)
-    #: The leader that NATS has reported as connected, and the leader that NATS now reports as not connected any more.
-    _present: EntryWriter | None = attrs.field(default=None, init=False)
+    #: The leader that NATS has last reported as not connected.
     _gone: EntryWriter | None = attrs.field(default=None, init=False)
 
     def begin(self, now: float) -> None:
@@ -76,16 +74,13 @@ class LeaderWatch:
         """Return whether this server has applied every entry that the leader has announced."""
         return role.applied >= self._announced
 
-    def must_ask(self, role: Role, now: float) -> bool:
+    def must_ask(self, now: float) -> bool:
         """Return whether to ask NATS for the connection of the leader."""
-        return now - self.heard > ASK or self._present != role.leader
+        return now - self.heard > ASK
 
     def found(self, leader: EntryWriter, connected: bool) -> None:
         """Take note of the answer of NATS, which may be wrong: it only shortens the wait before a take-over."""
-        if connected:
-            self._present, self._gone = leader, None
-        elif leader == self._present:
-            self._gone = leader
+        self._gone = None if connected else leader
 
     def why_take_over(self, role: Role, now: float, unfit: str = "") -> str:
         """Return why this server may take over, which it does after a long enough silence; empty if it may not.

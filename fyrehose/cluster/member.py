@@ -255,7 +255,7 @@ class Member:
             self._jobs.begin("read", self._read)
             if now - self._read_at >= 2 * INTERVAL:  # another NATS server than the stream's leader may answer reads
                 self._jobs.begin("check", self._check)
-            if self._watch.must_ask(self.role, now):
+            if self._watch.must_ask(now):
                 self._jobs.begin("ask", self._ask_leader)
             self._try_take_over(now)
         else:
@@ -350,10 +350,14 @@ class Member:
             self.gate.refuse(f"this server follows {leader.name}{where}; publish there")
 
     async def _ask_leader(self) -> None:
-        """Ask NATS whether the leader's process is still connected."""
+        """Ask NATS whether the leader's process is still connected.
+
+        Permissions of NATS may hide all servers, so it counts as gone only if NATS reports this server.
+        """
         leader = self.role.leader
         if leader is not None:
-            self._watch.found(leader, await self.log.is_here(leader))
+            here = await self.log.is_here(leader) or not await self.log.is_here(self.peers.writer)
+            self._watch.found(leader, here)
 
     async def _take_over(self) -> None:
         extent = await self.log.extent()

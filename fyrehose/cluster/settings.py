@@ -57,7 +57,7 @@ class ReplicationSettings:
     name: str = option("", server_name, "name of this server, another one on each; empty: the name of its host")
     replicas: int = option(3, count, "on how many NATS servers each entry is stored", least=1)
     members: int = option(3, _members, "how many servers, the first that start, are members of a new cluster", least=1)
-    takeover_after: float = option(3.0, duration, "take over when the leader was not heard for this long", least=1)
+    takeover_after: float = option(2.0, duration, "take over when the leader was not heard for this long", least=1)
     max_staleness: float = option(
         10.0, duration, "a server is not ready for readers if it may be older than this", least=1
     )

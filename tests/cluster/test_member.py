@@ -652,15 +652,28 @@ def test_a_leader_whose_process_has_ended_is_replaced_within_two_seconds(cluster
     assert 0.75 < seconds_without_a_leader(cluster) < 1.75
 
 
+def test_a_server_that_starts_after_its_leaders_process_has_ended_leads_within_two_seconds(cluster: Cluster) -> None:
+    """All servers were killed, for example: this process has never seen the leader."""
+    old = cluster.elect_of_two()
+    cluster.settle()
+    (follower,) = (each for each in cluster.servers.values() if each is not old)
+    follower.stop()
+    cluster.hub.away.add(old.name)
+    began = cluster.clock.seconds()
+    follower.start()
+    cluster.run(10, until=lambda: follower.role is State.LEADER)
+    assert 0.75 < cluster.clock.seconds() - began < 1.75
+
+
 def test_a_silent_leader_that_is_still_connected_is_waited_for_longer(cluster: Cluster) -> None:
     cluster.hub.answers = True
-    assert seconds_without_a_leader(cluster) > 2.75
+    assert seconds_without_a_leader(cluster) > 1.75
 
 
 def test_a_silent_leader_that_nats_has_never_shown_is_waited_for_longer(cluster: Cluster) -> None:
     """The permissions of NATS may hide every server."""
     cluster.hub.answers = False
-    assert seconds_without_a_leader(cluster) > 2.75
+    assert seconds_without_a_leader(cluster) > 1.75
 
 
 def test_an_orderly_stop_hands_over_at_once(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ def parse(table: dict[str, Any]) -> ReplicationSettings:
 def test_a_table_with_only_servers_and_a_name_is_valid() -> None:
     settings = parse(TABLE)
     assert settings.servers == ("nats://10.0.0.1:4222", "tls://10.0.0.2:4222")
-    assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 3.0)
+    assert (settings.name, settings.cluster, settings.replicas, settings.takeover_after) == ("a", "fyrehose", 3, 2.0)
 
 
 def test_options_may_be_written_with_hyphens() -> None:

@@ -630,8 +630,8 @@ MUTANTS = (
     Mutant(
         "a leader that was missed once stays gone",
         "fyrehose/cluster/leader_watch.py",
-        "self._present, self._gone = leader, None",
-        "self._present = leader",
+        "self._gone = None if connected else leader",
+        "self._gone = self._gone if connected else leader",
         "tests/cluster/test_leader_watch.py",
     ),
     Mutant(
