@@ -109,8 +109,8 @@ class SessionFactory(Factory):
         #: open connections, in the order of their last activity; without refused ones that are kept open for a while
         self.connections: OrderedDict[SessionProtocol, None] = OrderedDict()
         self.latest: SessionProtocol | None = None  #: the one that was active last
-        self.newcomers = Newcomers(broker.turns, self._room, self._displaced)
-        self.holding = Holding(reactor, self.settings.refusal_delay, self._check_drained)
+        self.newcomers = Newcomers(broker.turns, self._room, self._is_free, self._displaced)
+        self.holding = Holding(reactor, self.settings.refusal_delay, self._freed)
         #: the open connections of each network, in the order of their last activity
         self._by_network: FairShare[SessionProtocol] = FairShare()
         if broker.turns.clock is None:
@@ -127,6 +127,7 @@ class SessionFactory(Factory):
         """Apply changed *settings*: limits of connections at once, all others to new connections."""
         self.settings = settings
         self.holding.change(settings.refusal_delay)
+        self.newcomers.go_on()
 
     def buildProtocol(self, addr: IAddress | None) -> SessionProtocol | HeldConnection | None:
         """Return the protocol for a new connection from *addr*.
@@ -192,16 +193,18 @@ class SessionFactory(Factory):
         """Stop counting the connection *protocol*, which is lost."""
         if protocol in self.connections:
             self._remove(protocol)
+            self._freed()
         else:
             self.holding.lost(protocol)
-        self._check_drained()
 
     def let_go(self, reason: str) -> None:
         """Abort the connections that wait for publishes, because the journal cannot be written for *reason*."""
         for protocol in list(self.connections):
             protocol.let_go(reason)
 
-    def _check_drained(self) -> None:
+    def _freed(self) -> None:
+        """Serve a connection that waits; if the listener is closing, notice that it has none any more."""
+        self.newcomers.go_on()
         if self._drained is not None and not self.connections and not len(self.holding):
             drained, self._drained = self._drained, None
             drained.callback(None)
@@ -216,7 +219,7 @@ class SessionFactory(Factory):
         drained = self._drained = Deferred()
         for protocol in list(self.connections):
             protocol.stop()
-        self._check_drained()
+        self._freed()
         return drained
 
     # Private.
@@ -231,6 +234,11 @@ class SessionFactory(Factory):
         """Return how many connections may wait to be served: those for which there are descriptors."""
         most = self.settings.max_connections
         return max(CLOSING // 2, most + spare(most) - len(self.connections) - len(self.holding))
+
+    def _is_free(self) -> bool:
+        """Return whether a connection may be served, which may close another one: few enough are closing."""
+        most = self.settings.max_connections
+        return len(self.connections) + len(self.holding) < most + spare(most) + CLOSING // 2
 
     def _displaced(self, host: str) -> None:
         detail = "too many connections wait to be served, most of them of its address"

@@ -89,13 +89,13 @@ class Holding:
     :ivar longest: the longest time that a connection is held, in seconds; 0: none is held
     :ivar refusals: the delays after refused connections
     :ivar handshakes: the delays after failed TLS handshakes
-    :ivar emptied: called when no connection is held or closing any more
+    :ivar freed: called when one more connection is neither held nor closing
     :ivar stopped: whether the server stops, so that no delayed connection is admitted any more
     """
 
     clock: IReactorTime
     longest: float = LONGEST
-    emptied: Callable[[], object] = lambda: None
+    freed: Callable[[], object] = lambda: None
     refusals: Delays = attrs.field(init=False)
     handshakes: Delays = attrs.field(init=False)
     stopped: bool = attrs.field(default=False, init=False)
@@ -142,8 +142,7 @@ class Holding:
         self._closing.discard(connection)
         if connection in self._held:
             self._forget(connection).cancel()
-        if not len(self):
-            self.emptied()
+        self.freed()
 
     def make_room(self) -> None:
         """Abort the oldest held connection of the network that has the most, because its descriptor is needed."""

@@ -4,8 +4,9 @@
 
 The kernel keeps the connections of a listener in one queue, first come, first served.  To accept one takes a fifth of
 the time that its protocol takes.  So the server accepts them faster than it serves them, and they wait here, where
-networks follow each other.  If too many wait, the server closes one of the network of which most do.  All of them are
-one share of the server's turns, so the input of connections never waits for more than a few.
+networks follow each other.  They also wait while others close to make room for them.  If too many wait, the server
+closes one of the network of which most do.  All of them are one share of the server's turns, so the input of
+connections never waits for more than a few.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ class Newcomers:
     """The connections of one listener that were accepted, and have neither a transport nor a protocol yet.
 
     :ivar room: returns how many may wait
+    :ivar is_free: returns whether one more may be served; if not, they wait for :meth:`go_on`
     :ivar displaced: called with the host of each one that was closed because too many wait
     """
 
     turns: Turns
     room: Callable[[], int]
+    is_free: Callable[[], bool]
     displaced: Callable[[str], object]
     waiting: FairShare[Newcomer] = attrs.field(factory=FairShare, init=False)
     #: the networks of those that wait, and possibly of others that have waited; they pay for each connection
@@ -60,7 +63,7 @@ class Newcomers:
         """Serve *newcomer* now if no other one waits, and there is time; else let it wait for a turn."""
         turns, network, clock = self.turns, newcomer.network, self.turns.clock
         assert clock is not None, "a listener sets the clock"
-        if turns.open(SHARE):
+        if not len(self.waiting) and turns.open(SHARE) and self.is_free():
             began = clock.seconds()
             newcomer.serve()
             turns.charge(SHARE, clock.seconds() - began)
@@ -68,7 +71,7 @@ class Newcomers:
         if not self.waiting.of(network):
             self._order.enter(network)
         self.waiting.add(newcomer, network)
-        self._want_turn()
+        self.go_on()
         while len(self.waiting) > self.room() and (oldest := self.waiting.first_out(network)) is not None:
             self._close(oldest)
 
@@ -76,7 +79,7 @@ class Newcomers:
         """Serve some of those that wait, of each network one after the other."""
         self._queued = False
         for _ in range(SERVED):
-            network = self._order.next()
+            network = self._order.next() if self.is_free() else None
             if network is None:
                 return 0
             newcomer = next(iter(self.waiting.of(network)), None)
@@ -86,15 +89,16 @@ class Newcomers:
                 if self.waiting.of(network):
                     self._order.enter(network)
                 newcomer.serve()
-        self._want_turn()
+        self.go_on()
         return 0
 
     def failed(self, failure: Failure) -> None:
         log.failure("serving a new connection failed; please report this bug", failure)
-        self._want_turn()
+        self.go_on()
 
-    def _want_turn(self) -> None:
-        if not self._queued:
+    def go_on(self) -> None:
+        """Serve those that wait in a later turn, if there is room for one."""
+        if len(self.waiting) and not self._queued and self.is_free():
             self._queued = True
             self.turns.ready(self, SHARE)
 

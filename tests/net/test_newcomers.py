@@ -50,6 +50,7 @@ class Listener:
     turns: Turns
     newcomers: Newcomers
     displaced: list[str]
+    free: list[bool]
     clients: list[socket.socket] = attrs.field(factory=list)
 
     def connect(self, count: int, last: int) -> None:
@@ -68,11 +69,11 @@ class Listener:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    served, turns, displaced = Served(), Turns(Clock()), []
-    newcomers = Newcomers(turns, lambda: 40, displaced.append)
+    served, turns, displaced, free = Served(), Turns(Clock()), [], [True]
+    newcomers = Newcomers(turns, lambda: 40, lambda: free[0], displaced.append)
     port: Any = Port(0, served, 2 * ACCEPTS, "127.0.0.1", Reactor())
     port.startListening()
-    listener = Listener(newcomers.accept_from(port), served, turns, newcomers, displaced)
+    listener = Listener(newcomers.accept_from(port), served, turns, newcomers, displaced, free)
     yield listener
     newcomers.close()
     for each in (*listener.clients, *(transport.socket for transport in served.transports), port.socket):
@@ -127,6 +128,20 @@ def test_one_of_the_network_of_which_most_wait_is_closed_when_too_many_do(listen
     listener.take_turns()
     assert sorted(listener.served.hosts) == ["2"] * 30 + ["3"] * 10
     assert [client.recv(1) for client in listener.clients[10:15]] == [b""] * 5
+
+
+def test_connections_wait_while_others_are_closing_to_make_room(listener: Listener) -> None:
+    listener.free[0] = False
+    listener.connect(20, 2)
+    listener.connect(1, 3)
+    listener.accept()
+    listener.take_turns()
+    assert (listener.served.hosts, listener.displaced) == ([], [])
+    assert not listener.turns.clock.getDelayedCalls(), "they wait without turns"
+    listener.free[0] = True
+    listener.newcomers.go_on()
+    listener.take_turns()
+    assert listener.served.hosts[:3] == ["2", "3", "2"]
 
 
 def test_a_port_accepts_a_bounded_number_of_connections_in_one_turn(listener: Listener) -> None:
