@@ -185,7 +185,10 @@ class Turns:
 
     def _run_later(self) -> None:
         self._next_round = None
-        self.run()
+        if self.waiting:
+            self._round()
+        else:  # only the time for input was over
+            self.left = INPUT_S
 
 
 @attrs.define(eq=False)
