@@ -363,9 +363,7 @@ class StateStream:
                 begin, part = begin or firsts[0], sum(map(len, payloads))
                 size += part
                 if part > SLICE_BYTES:
-                    turn = SteppedWork(self.turns, iter(()))
-                    self.turns.ready(turn)
-                    yield turn.done
+                    yield SteppedWork(self.turns, iter(())).later()
             (end,) = yield self.append(self.end(begin))
         except PublishError:
             self._bytes_since += behind

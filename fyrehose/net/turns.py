@@ -213,6 +213,11 @@ class SteppedWork:
             self.failed(Failure())
         return self.done
 
+    def later(self) -> Deferred[Any]:
+        """Take the first steps in a turn, and return :attr:`done`; without any step, that is the end of the turn."""
+        self.turns.ready(self, self.share)
+        return self.done
+
     def stop(self) -> None:
         """Take no further step."""
         self._ended = True

@@ -31,7 +31,8 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 300.0
 SPARE = 100
 #: Seconds between two appends that only show that no other server has taken over.
 BETWEEN_PROOFS = 0.1
-#: How many entries of the heap one turn handles, and how many ranges of records one request changes (rule 21).
+#: How many entries of the heap one turn handles, how many ranges of records one request changes, and how many one turn
+#: looks at to find those of a worker (rule 21).
 TURN = 1_000
 
 
@@ -343,19 +344,29 @@ class LeasePool:
         else:
             outcome.refuse(item, first, last, "not-leading")
 
-    def release(self, consumer: str) -> Draft:
-        """Return a draft that returns what *consumer* has, or a part of it, as not tried and without a delay.
+    def release(self, consumer: str) -> Iterator[Draft]:
+        """Yield drafts that return what *consumer* has, as not tried and without a delay, each of them for one turn.
+
+        The caller lets the journal accept each of them before it asks for the next.  A draft changes nothing if the
+        turn has found only what others have.
 
         :raises PublishError: a dead letter cannot be written now
         """
-        draft = Draft()
-        for lane in self.lanes.values() if self.held[consumer] else ():
-            for span in lane.spans:
-                if isinstance(span.state, Leased) and span.state.consumer == consumer:
-                    lane.give_back(draft, span.first, span.last, span.state, failed=False, delay=0, why="")
-                    if draft.full:
-                        return draft
-        return draft
+        draft, left = Draft(), TURN
+        for lane in list(self.lanes.values()):
+            behind = 0
+            while self.held[consumer] and (found := lane.spans.behind(behind, left)):
+                for first, last, state in found:
+                    behind, left = last, left - 1
+                    if isinstance(state, Leased) and state.consumer == consumer:
+                        behind = lane.give_back(draft, first, last, state, failed=False, delay=0, why="")
+                        if draft.full:
+                            break
+                if draft.full or not left:
+                    yield draft
+                    draft, left = Draft(), TURN
+        if draft.changes:
+            yield draft
 
     # Time.
 

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.state_stream import Steps
 from fyrehose.errors import FyrehoseError, PayloadTooLarge, PublishError, SubscriptionConflict, SubscriptionGone
-from fyrehose.net.turns import ROUND
+from fyrehose.net.turns import ROUND, SteppedWork
 from fyrehose.records import Run, halves
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.keys import keys_of
@@ -119,10 +119,13 @@ class SharedSubscription(NamedSubscription):
         They are returned in parts, each when the one before is durable (rule 21).
         """
         released, most = 0, self.pool.held[consumer]
-        while released < most and (held := self.pool.held[consumer]) and not self.gone:
-            written = self.append(self.pool.release(consumer))
+        for draft in self.pool.release(consumer):
+            if released >= most or self.gone:
+                break
+            held = self.pool.held[consumer]
+            written = self.append(draft) if draft.changes else None
             released += held - self.pool.held[consumer]
-            yield written
+            yield written or SteppedWork(self.table.turns, iter(()), self.network).later()
         return released
 
     def end(self, reason: FyrehoseError) -> None:

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.records import Run
 from fyrehose.subscriptions.lane import MOST_ENDS, Draft, Lane
-from fyrehose.subscriptions.pool import Item, LeasePool
+from fyrehose.subscriptions.pool import TURN, Item, LeasePool
 from fyrehose.subscriptions.progress import STREAM, Creator, StreamProgress, SubscriptionOptions
 from fyrehose.subscriptions.shared import MOST_ANSWERS, SharedSubscription
 from fyrehose.subscriptions.table import CHECK
@@ -241,6 +241,18 @@ def test_the_records_of_a_dead_worker_are_released_in_short_turns() -> None:
     assert released == []
     scattered.turn()
     assert released == [1_000], "when the last part is durable"
+
+
+def test_a_release_looks_at_a_part_of_the_leases_of_others_in_each_turn() -> None:
+    world = World("s", last=5_000, window=5_000, most=5_000)
+    for number in range(2 * TURN):
+        world.pool.lease(f"w{number % 2}", None, 1)
+    world.pool.lease("dead worker", None, 1)
+    found = []
+    for draft in world.pool.release("dead worker"):
+        found.append(len(draft.changes))
+        world.append(draft)
+    assert found == [0, 0, 1]
 
 
 def test_many_rejections_are_made_in_short_requests() -> None:

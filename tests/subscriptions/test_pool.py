@@ -454,7 +454,8 @@ def test_a_withdrawn_lease_does_not_count_as_a_failure() -> None:
 def test_all_that_a_worker_has_is_released() -> None:
     world = World()
     world.lease(3)
-    world.append(world.pool.release("w"))
+    for draft in world.pool.release("w"):
+        world.append(draft)
     world.commit()
     assert (world.pool.leased, world.ended(1), world.lease(9)) == (0, (1, 0), [1, 2, 3])
 
