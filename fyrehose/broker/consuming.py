@@ -18,7 +18,14 @@ from twisted.python.failure import Failure
 
 from fyrehose.broker.policy import EVERY
 from fyrehose.broker.state_stream import Steps
-from fyrehose.errors import Forbidden, InvalidPosition, NoSuchSubscription, SubscriptionConflict, Unreplicated
+from fyrehose.errors import (
+    Forbidden,
+    InvalidPosition,
+    NoSuchSubscription,
+    SubscriptionConflict,
+    SubscriptionGone,
+    Unreplicated,
+)
 from fyrehose.identity import Action
 from fyrehose.interfaces import FileLag
 from fyrehose.patterns import Pattern
@@ -125,7 +132,9 @@ class Consuming:
         self.peer.check(Action.SUBSCRIBE, stream)
         self.peer.check(Action.CONSUME, stream)
         try:
-            yield self.exclusive(name, stream, pattern).when_durable()
+            present = self.exclusive(name, stream, pattern)
+            yield present.when_added()
+            yield present.when_durable()
         except NoSuchSubscription:
             options = SubscriptionOptions(stream=stream, pattern=pattern, ack="all", creator=self._creator())
             if pattern:
@@ -225,16 +234,22 @@ class Consuming:
 
     # Both kinds.
 
+    @inlineCallbacks
     def rewind(
         self, found: NamedSubscription, seq: int | Mapping[str, int] | None, since: int | None = None
-    ) -> Deferred[Any]:
+    ) -> Steps[NamedSubscription]:
         """Set the position to *seq*, in either direction, and displace its consumer; fires with *found*.
 
         :param seq: None: the end of each stream.  For a pattern: 0, None, or numbers by stream
         :param since: a time in place of *seq*, in microseconds since 1970 UTC
         """
+        self.peer.check(Action.CONSUME, found.options.stream)
+        yield found.when_added()
+        if found.gone:
+            raise SubscriptionGone(f"subscription {found.name!r} was deleted")
         place = seq if since is None else {each: self._before(each, since) for each in found.tracks}
-        return self._do(found, lambda: found.rewind(found.numbers(place))).addCallback(lambda _: found)
+        yield found.rewind(found.numbers(place))
+        return found
 
     def delete(self, found: NamedSubscription) -> Deferred[None]:
         """Delete *found*; return a Deferred that fires when the deletion is durable."""

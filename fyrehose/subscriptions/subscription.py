@@ -35,6 +35,7 @@ class NamedSubscription:
     :ivar oldest: number and time of the oldest record that is not final, by stream, when it was last looked up
     :ivar network: the network of its creator, for which it counts; empty: the server itself
     :ivar memory: what it is charged for, besides its streams, in bytes
+    :ivar added: fires when a new subscription has all streams that its pattern matches
     :ivar left_out: how many streams that match the pattern are not in *tracks*, because there was no room
     """
 
@@ -52,6 +53,7 @@ class NamedSubscription:
     oldest: dict[str, tuple[int, int]] = attrs.field(factory=dict, init=False)
     left_out: int = attrs.field(default=0, init=False)
     memory: int = attrs.field(default=0, init=False)
+    added: Deferred[Any] = attrs.field(factory=lambda: succeed(None), init=False)
     _after: deque[tuple[int, Deferred[None]]] = attrs.field(factory=deque, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -151,6 +153,12 @@ class NamedSubscription:
         self.durable += 1
         while self._after and self._after[0][0] <= self.durable:
             self._after.popleft()[1].callback(None)
+
+    def when_added(self) -> Deferred[None]:
+        """Return a Deferred that fires when the subscription has its streams, which are added in steps if it is new."""
+        complete: Deferred[None] = Deferred()
+        self.added.addBoth(lambda _: complete.callback(None))
+        return complete
 
     def when_durable(self, change: int | None = None) -> Deferred[None]:
         """Return a Deferred that fires when *change* is durable, the number of a change; None: the last one."""

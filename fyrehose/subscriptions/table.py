@@ -191,6 +191,7 @@ class SubscriptionTable:
             streams = yield SteppedWork(self.turns, self._beginnings(options, begin), network).begin()
             present = self._present(name, options)
         if present is not None:
+            yield present.when_added()
             yield present.when_durable()
             return present
         self.room.check(name, network, 1, _memory(options, len(streams) * options.pattern))
@@ -205,7 +206,8 @@ class SubscriptionTable:
         created = self._add(name, SavedSubscription(options, epoch, streams=streams, redriven=redriven), new=True)
         created.appended += 1
         written.addCallback(lambda _: created.one_durable())
-        yield SteppedWork(self.turns, self._add_streams(created), network).begin()
+        created.added = SteppedWork(self.turns, self._add_streams(created), network).begin()
+        yield created.added
         yield written
         return created
 

@@ -9,7 +9,8 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import InvalidPosition, SubscriptionConflict
+from fyrehose.errors import InvalidPosition, SubscriptionConflict, SubscriptionGone
+from fyrehose.net.turns import STEPS_S
 from fyrehose.records import Run
 from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.progress import SubscriptionOptions
@@ -49,6 +50,54 @@ def test_pattern_without_streams_is_rewound_and_used(ack: str) -> None:
         assert [part.run.first_seq for part in named.lease("w", None, 1, 0).result] == [1]
     else:
         assert broker.named.acknowledge(named, {"none.a": 1}).result.places == {"none.a": 1}
+
+
+class SlowClock(Clock):
+    """A clock with which each turn takes one step of a work, and each second is one turn of the reactor."""
+
+    def seconds(self) -> float:
+        self.rightNow += STEPS_S
+        return super().seconds()
+
+    def callLater(self, delay: float, *args: Any, **kw: Any) -> Any:
+        return super().callLater(delay or 1.0, *args, **kw)
+
+
+def adding(ack: str) -> tuple[Clock, Broker, list[Any]]:
+    """Return a broker with a new subscription of a pattern, which does not have all its streams yet."""
+    clock, created = SlowClock(), list[Any]()
+    broker = Broker(clock, MemoryJournal(), Sequencer())
+    broker.open()
+    for number in range(20):
+        broker.publish([Run.of(f"logs.{number}", [b"x"] * 10, source="test")])
+    options = SubscriptionOptions(stream="logs.*", pattern=True, ack=ack)
+    broker.table.create("n", options).addCallback(created.append)
+    while "n" not in broker.table.entries:
+        clock.advance(1)
+    return clock, broker, created
+
+
+@pytest.mark.parametrize("ack", KINDS)
+def test_rewind_before_a_new_pattern_has_all_its_streams_covers_all_of_them(ack: str) -> None:
+    clock, broker, answered = adding(ack)
+    named = broker.named.find("n")
+    broker.table.create("n", named.options).addCallback(answered.append)
+    broker.named.rewind(named, None).addCallback(answered.append)
+    assert answered == [], "it does not have all its streams"
+    while len(answered) < 3:
+        clock.advance(1)
+    assert named.places == {f"logs.{number}": 10 for number in range(20)}
+
+
+@pytest.mark.parametrize("ack", KINDS)
+def test_rewind_of_a_new_pattern_that_is_deleted_meanwhile_is_refused(ack: str) -> None:
+    clock, broker, _ = adding(ack)
+    named, refused = broker.named.find("n"), list[Any]()
+    broker.named.rewind(named, None).addErrback(refused.append)
+    broker.named.delete(named)
+    while not refused:
+        clock.advance(1)
+    assert refused[0].check(SubscriptionGone)
 
 
 @pytest.mark.parametrize("ack", KINDS)
