@@ -246,7 +246,7 @@ class AdminProtocol(WebProtocol):
         self._check_names(request)
         named = self.admin.broker.named
         try:
-            self._respond(named.show(named.find(request.path[2])))
+            self._respond_later(named.show(named.find(request.path[2])), self._respond)
         except errors.NoSuchSubscription as error:
             self._refuse(404, "no-such-subscription", str(error))
         except (errors.Following, errors.Unreplicated) as error:

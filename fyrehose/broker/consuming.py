@@ -9,7 +9,7 @@ letters and results need ``publish`` in their streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -255,8 +255,8 @@ class Consuming:
         """Delete *found*; return a Deferred that fires when the deletion is durable."""
         return self._do(found, lambda: self.table.delete(found)).addCallback(lambda _: None)
 
-    def show(self, found: NamedSubscription) -> dict[str, object]:
-        """Return the durable state of *found*, its leases and its last dead letters, as an object for JSON."""
+    def show(self, found: NamedSubscription) -> Generator[None, None, dict[str, object]]:
+        """Return, in steps, the durable state of *found*, its leases and last dead letters, as an object for JSON."""
         return show(found)
 
     def forget(self, name: str) -> bool:

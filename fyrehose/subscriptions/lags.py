@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = Logger()
 
+#: How many records are not final, and the age of the oldest of them in seconds; None: it has not been looked up.
+StreamLag = tuple[int, float | None]
 #: How many streams' oldest unacknowledged records :meth:`SubscriptionLags.look` reads.
 LOOKS = 20
 
@@ -34,17 +36,11 @@ class SubscriptionLags:
     now: Callable[[], int]
     _next: int = attrs.field(default=0, init=False)
 
-    def of(self, named: NamedSubscription) -> tuple[int, float | None]:
-        """Return how many records of *named* are not final, and the age of the oldest of them in seconds.
+    def of(self, named: NamedSubscription) -> StreamLag:
+        """Return the lag of *named* in all its streams."""
+        return total([self.of_stream(named, stream, seq) for stream, seq in named.places.items()])
 
-        The age is None until it has been looked up.
-        """
-        found = [self.of_stream(named, stream, seq) for stream, seq in named.places.items()]
-        ages = [age for records, age in found if records and age is not None]
-        total = sum(records for records, _ in found)
-        return total, max(ages) if ages else None if total else 0.0
-
-    def of_stream(self, named: NamedSubscription, stream: str, seq: int) -> tuple[int, float | None]:
+    def of_stream(self, named: NamedSubscription, stream: str, seq: int) -> StreamLag:
         """Return the lag of *named* in one of its streams; :meth:`of` returns the lag in all of them.
 
         :param seq: the records of *stream* up to this number are acknowledged
@@ -78,3 +74,10 @@ class SubscriptionLags:
             log.warn("the lag of subscription {name} is unknown: {why}", name=name, why=str(damage))
             return 0
         return runs[0].time if runs else 0
+
+
+def total(lags: Collection[StreamLag]) -> StreamLag:
+    """Return the lag of a subscription whose lags in its streams are *lags*."""
+    ages = [age for records, age in lags if records and age is not None]
+    records = sum(records for records, _ in lags)
+    return records, max(ages) if ages else None if records else 0.0

@@ -8,6 +8,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.net.turns import SteppedWork
 from fyrehose.records import Run
 from fyrehose.subscriptions.description import describe
 from fyrehose.subscriptions.exclusive import ExclusiveSubscription
@@ -63,7 +64,7 @@ def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
     world.clock.advance(CHECK)
     assert world.table.lags.of(named) == (20, 4.0)
     world.named.acknowledge(named, {"logs.a": 10, "logs.b": 9})
-    shown: dict[str, Any] = world.named.show(named)
+    shown: dict[str, Any] = SteppedWork(world.table.turns, world.named.show(named)).begin().result
     assert (shown["kind"], shown["stream"], shown["streams"], shown["lag"]) == ("pattern", "logs.*", 2, 1)
     assert shown["positions"] == {
         "logs.a": {"position": 10, "lag": 0, "lag_seconds": 0.0},

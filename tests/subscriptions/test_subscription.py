@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import InvalidPosition, SubscriptionConflict, SubscriptionGone
-from fyrehose.net.turns import STEPS_S
+from fyrehose.net.turns import STEPS_S, SteppedWork
 from fyrehose.records import Run
 from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.progress import SubscriptionOptions
@@ -98,6 +98,19 @@ def test_rewind_of_a_new_pattern_that_is_deleted_meanwhile_is_refused(ack: str) 
     while not refused:
         clock.advance(1)
     assert refused[0].check(SubscriptionGone)
+
+
+@pytest.mark.parametrize("ack", KINDS)
+def test_a_pattern_of_many_streams_is_shown_in_short_turns(ack: str) -> None:
+    clock, broker, created = adding(ack)
+    while not created:
+        clock.advance(1)
+    shown = SteppedWork(broker.turns, broker.named.show(created[0])).begin()
+    assert not shown.called, "after a step"
+    while not shown.called:
+        clock.advance(1)
+    each: Any = shown.result["floor" if ack == "each" else "positions"]
+    assert (shown.result["streams"], each.keys()) == (20, created[0].tracks.keys())
 
 
 @pytest.mark.parametrize("ack", KINDS)

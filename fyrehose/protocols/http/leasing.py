@@ -17,6 +17,7 @@ from fyrehose.protocols.http.listing import subscriptions
 from fyrehose.protocols.http.managing import Manage, answer_to
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.subscriptions.shared import LeasedRun, SharedSubscription
+from fyrehose.subscriptions.subscription import NamedSubscription
 
 if TYPE_CHECKING:
     from fyrehose.protocols.http.server import HttpProtocol
@@ -30,11 +31,15 @@ def carry_out(event: Manage, named: Any, peer: HttpProtocol) -> Any:
     """
     name, stream, work = event.name, event.stream, event.work
     done: Deferred[Any]
+
+    def shown(found: NamedSubscription) -> Deferred[dict[str, object]]:
+        return SteppedWork(peer.broker.turns, named.show(found), peer.network).begin()
+
     match event.action:
         case "list":
             return SteppedWork(peer.broker.turns, subscriptions(named, stream), peer.network).begin()
         case "show":
-            return named.show(named.find(name, stream))
+            return shown(named.find(name, stream))
         case "lease":
             shared, wait = named.shared(name, stream), min(work.wait, peer.session.limits.wait)
             began = shared.pool.now()
@@ -61,11 +66,11 @@ def carry_out(event: Manage, named: Any, peer: HttpProtocol) -> Any:
         case "report":
             exclusive = named.exclusive(name, stream)
             exclusive.take_report(work)
-            return named.show(exclusive)
+            return shown(exclusive)
         case _:
             shared = named.shared(name, stream)
             done = shared.pause(work).addCallback(lambda _: shared)
-    return done.addCallback(named.show)
+    return done.addCallback(shown)
 
 
 def _delete(event: Manage, named: Any) -> Any:
