@@ -327,7 +327,8 @@ class Broker(Peer):
 
     def _end_forbidden(self) -> Generator[None, None, int]:
         ended = 0
-        for each in (*self.fanout.cursors, *self.waiting):
+        every: tuple[Cursor | RightsWait, ...] = (*self.fanout.cursors, *self.waiting)
+        for each in every:
             try:
                 ended += self._ended_cursor(each) if isinstance(each, Cursor) else self._ended_wait(each)
             except Exception:  # an error of one must not let the others read on
