@@ -48,21 +48,20 @@ class _Group:
     topic: bytes | None
     is_json: bool
     size: int = attrs.field(default=0, init=False)
-    lengths: list[Buffer] = attrs.field(factory=list, init=False)
-    payloads: list[Buffer] = attrs.field(factory=list, init=False)
-    sequences: list[tuple[int | Buffer, int]] = attrs.field(factory=list, init=False)
-
-    def add(self, lengths: Buffer, payload: Buffer, sequences: int | Buffer, count: int) -> None:
-        self.lengths.append(lengths)
-        self.payloads.append(payload)
-        self.sequences.append((sequences, count))
+    #: the lengths, payloads and sequences of consecutive events, and how many events these are
+    parts: list[tuple[Buffer, Buffer, int | Buffer, int]] = attrs.field(factory=list, init=False)
 
     def run(self) -> EventRun:
         """Return the events as one run."""
+        lengths, payload, sequences, _ = self.parts[0]
+        if len(self.parts) > 1:
+            lengths = b"".join(part[0] for part in self.parts)
+            payload = b"".join(part[1] for part in self.parts)
+            sequences = _join_sequences([part[2:] for part in self.parts])
         return EventRun(
-            lengths=_join(self.lengths),
-            payload=_join(self.payloads),
-            producer_seq=_join_sequences(self.sequences),
+            lengths=lengths,
+            payload=payload,
+            producer_seq=sequences,
             topic=text_of(self.topic),
             content_type=JSON if self.is_json else NOT_JSON,
             stream=self.stream,
@@ -99,7 +98,7 @@ class Columns:
             return len(self._groups) - before
         segments = kernel.split(lengths, payload, self.paths)
         if len(segments) == 1:
-            self._group_of(segments[0], len(payload)).add(lengths, payload, sequences, count)
+            self._group_of(segments[0], len(payload)).parts.append((lengths, payload, sequences, count))
             return len(self._groups) - before
         column, data = memoryview(lengths), memoryview(payload)
         sizes = column.cast("I")
@@ -108,7 +107,8 @@ class Columns:
             stop = first + segment[0]
             end = begin + sum(sizes[first:stop])
             part = sequences + first if isinstance(sequences, int) else sequences[8 * first : 8 * stop]
-            self._group_of(segment, end - begin).add(column[4 * first : 4 * stop], data[begin:end], part, segment[0])
+            lengths_of = column[4 * first : 4 * stop]
+            self._group_of(segment, end - begin).parts.append((lengths_of, data[begin:end], part, segment[0]))
             first, begin = stop, end
         return len(self._groups) - before
 
@@ -122,11 +122,11 @@ class Columns:
         if not classes or len({stream for stream, *_ in parts}) < len(parts):
             return False
         if len(parts) == 1:
-            self._group(*next(iter(parts)), len(payload)).add(lengths, payload, sequences, len(of))
+            self._group(*next(iter(parts)), len(payload)).parts.append((lengths, payload, sequences, len(of)))
             return True
         scattered = kernel.scatter(of.translate(table), len(parts), sequences, lengths, payload)
         for part, (count, numbers, sizes, data) in zip(parts, scattered, strict=True):
-            self._group(*part, len(data)).add(sizes, data, numbers, count)
+            self._group(*part, len(data)).parts.append((sizes, data, numbers, count))
         return True
 
     def add_pairs(self, sequence: int, body: bytes, pairs: Pairs) -> None:
@@ -203,10 +203,6 @@ class Columns:
             self._runs.append(group.run())
         self._groups.clear()
         self._latest.clear()
-
-
-def _join(parts: list[Buffer]) -> Buffer:
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _join_sequences(parts: list[tuple[int | Buffer, int]]) -> int | Buffer:
