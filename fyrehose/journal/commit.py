@@ -80,11 +80,6 @@ class Commit:
     ended: int
     result: Committed | Failure | None
 
-    @property
-    def seconds(self) -> float:
-        """Return how long the commit itself took."""
-        return (self.ended - self.began) / 1e6
-
 
 @attrs.define(eq=False)
 class CommitSize:
@@ -255,10 +250,11 @@ class Commits:
         if isinstance(result, Failure):
             self.broke(result)
         elif result is not None:
+            seconds = (commit.ended - commit.began) / 1e6
             if commit.size <= SMALL:
-                self.pace.took(commit.seconds)
+                self.pace.took(seconds)
             else:
-                self.largest.took(commit.size, commit.seconds)
+                self.largest.took(commit.size, seconds)
             if not self.stopped:
                 self.synced(commit)
         elif self._put_off and self.may_write is not None and self.may_write(self._put_off):
