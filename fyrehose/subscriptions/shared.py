@@ -163,11 +163,12 @@ class SharedSubscription(NamedSubscription):
         self.pool.paused = self.saved.paused
         self.pool.accept(draft)
 
-    def settle(self, draft: Draft) -> None:
+    def settle(self, _: object, draft: Draft, answer: Any) -> Any:
         self.pool.durable(draft)
         self.one_durable()
         if self.waiting or self.pool.more:
             self.wake()
+        return answer
 
     # Leasing.
 

@@ -142,11 +142,12 @@ class NamedSubscription:
         for track, change in draft.changes.items():
             track.accept(change)
 
-    def settle(self, draft: Draft) -> None:
-        """Record that *draft*, the oldest one that was not durable, is durable."""
+    def settle(self, _: object, draft: Draft, answer: Any) -> Any:
+        """Record that *draft*, the oldest one that was not durable, is durable, and return *answer*."""
         for track, change in draft.changes.items():
             track.durable(change)
         self.one_durable()
+        return answer
 
     def one_durable(self) -> None:
         """Record that the oldest change that was not durable is durable."""

@@ -380,12 +380,7 @@ class SubscriptionTable:
             self.forget_streams(draft.created)
             return written
         subscription.accept(draft)
-
-        def durable(_: Any) -> Any:
-            subscription.settle(draft)
-            return answer
-
-        return written.addCallback(durable)
+        return written.addCallback(subscription.settle, draft, answer)
 
     def say(self, subscription: NamedSubscription, what: str, **details: object) -> None:
         """Log *what* happens to a subscription, once until something else happens to it.
