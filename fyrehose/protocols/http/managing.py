@@ -26,7 +26,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -34,12 +34,13 @@ import attrs
 from fyrehose.errors import InvalidPattern
 from fyrehose.jsontext import dumped, loaded
 from fyrehose.patterns import Pattern
+from fyrehose.protocols.http.bodies import Whole
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run, is_label
 from fyrehose.spans import Ranges
 from fyrehose.subscriptions.pool import Item, WorkOutcome
 from fyrehose.subscriptions.progress import SubscriptionOptions, packed_ranges
 from fyrehose.web.origins import READING
-from fyrehose.web.session import RequestHead
+from fyrehose.web.session import RequestHead, RequestRefused, WebSession
 
 #: The largest body of a request about named subscriptions, in bytes; and of one that settles records, from a peer that
 #: may not publish results.  That is room for ten thousand records.
@@ -94,7 +95,7 @@ class Manage:
 def manage(request: RequestHead) -> Manage | None:
     """Parse the path of *request*; return None if it is not about subscriptions.
 
-    :return: the event, which lacks the fields of the body, see :func:`with_body`
+    :return: the event, which lacks the fields of the body, see :class:`Managing`
     """
     path = request.path
     stream = None
@@ -113,7 +114,28 @@ def manage(request: RequestHead) -> Manage | None:
     return Manage(request=request, methods=methods, action=action, name=name, stream=stream)
 
 
-def with_body(event: Manage, body: bytes, time: Callable[[str], int]) -> Manage:
+@attrs.define(eq=False)
+class Managing(Whole):
+    """The body of a request about named subscriptions, whose head is *event*: a JSON object.
+
+    :ivar time: returns the time that a text names, in microseconds since 1970 UTC, or raises ValueError
+    """
+
+    session: WebSession = attrs.field(kw_only=True)
+    event: Manage = attrs.field(kw_only=True)
+    time: Callable[[str], int] = attrs.field(kw_only=True)
+
+    def too_large(self) -> list[RequestRefused]:
+        return self.session.refuse(413, "too-large", f"body exceeds the limit of {self.largest} bytes")
+
+    def end(self) -> Sequence[object]:
+        try:
+            return (_with_body(self.event, bytes(self._data), self.time),)
+        except ValueError as error:
+            return self.session.refuse(400, "bad-body", str(error))
+
+
+def _with_body(event: Manage, body: bytes, time: Callable[[str], int]) -> Manage:
     """Return a copy of *event* that includes the fields of the request's *body*.
 
     :param time: returns the time that a text names, in microseconds since 1970 UTC, or raises ValueError

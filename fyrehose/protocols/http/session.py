@@ -31,7 +31,7 @@ from fyrehose.options import moment
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http import otlp
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, split_lengths, split_lines
-from fyrehose.protocols.http.managing import LARGEST, Manage, manage, with_body
+from fyrehose.protocols.http.managing import LARGEST, Manage, Managing, manage
 from fyrehose.records import LAST_SEQ, MAX_NAME, is_label
 from fyrehose.web.origins import READING
 from fyrehose.web.session import JSON, WEB_REFUSALS, RequestBody, RequestHead, RequestRefused, WebSession
@@ -397,23 +397,6 @@ class InflatedBody(RequestBody):
 
 
 @attrs.define(eq=False)
-class Managing(Whole):
-    """The body of a request about named subscriptions, whose head is *event*: a JSON object."""
-
-    session: HttpSession = attrs.field(kw_only=True)
-    event: Manage = attrs.field(kw_only=True)
-
-    def too_large(self) -> list[RequestRefused]:
-        return self.session.refuse(413, "too-large", f"body exceeds the limit of {self.largest} bytes")
-
-    def end(self) -> Sequence[object]:
-        try:
-            return (with_body(self.event, bytes(self._data), self.session.time_of),)
-        except ValueError as error:
-            return self.session.refuse(400, "bad-body", str(error))
-
-
-@attrs.define(eq=False)
 class HttpSession(WebSession):
     """The server's side of one connection of the HTTP protocol: requests become events.
 
@@ -581,7 +564,7 @@ class HttpSession(WebSession):
             if not isinstance(judged, int):
                 return judged
             largest = judged
-        self.exchange.body = Managing(largest, request.length, session=self, event=event)
+        self.exchange.body = Managing(largest, request.length, session=self, event=event, time=self.time_of)
         return ()
 
     def _delete(self, request: RequestHead) -> Iterable[object]:
