@@ -31,9 +31,7 @@ from typing import Any
 
 import attrs
 
-from fyrehose.errors import InvalidPattern
 from fyrehose.jsontext import dumped, loaded
-from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.bodies import Whole
 from fyrehose.records import LAST_SEQ, MAX_NAME, Run, is_label
 from fyrehose.spans import Ranges
@@ -200,11 +198,6 @@ def creation(fields: dict[str, Any]) -> Creation:
     if ("stream" in fields) is ("match" in fields):
         raise ValueError('expected either "stream", a name, or "match", a pattern such as "logs.*"')
     stream = text_of(fields, "match" if "match" in fields else "stream")
-    if "match" in fields:
-        try:
-            Pattern.of_peer(stream)
-        except InvalidPattern as error:
-            raise ValueError(str(error)) from error
     numbers: dict[str, Any] = {name: number_of(fields, name, *BOUNDS[name]) for name in BOUNDS if name in fields}
     dead, key = (None if fields.get(name) is None else text_of(fields, name) for name in ("dead", "key"))
     if dead is not None and dead.startswith("."):

@@ -368,6 +368,13 @@ def test_settling_that_waits_for_room_is_answered_when_there_is_room() -> None:
     assert peer.answer()[1]["settled"] == [1]
 
 
+def test_pattern_that_costs_too_much_is_refused_after_the_rights() -> None:
+    stars = "*a" * 50
+    status, answer = World().create(match=stars)
+    assert (status, "50 stars" in answer["error"]) == (400, True)
+    assert World([{"network": "127.0.0.1", "consume": "orders"}]).create(match=stars)[0] == 401
+
+
 def test_server_that_may_not_lead_any_more_does_not_say_that_a_stream_is_unknown() -> None:
     world = World()
     world.create(match="orders*")
