@@ -133,10 +133,9 @@ class EventsByTopic:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         self._pieces: dict[Encoder, EventPiece] = {}
-        topics: dict[str, list[Run]] = {}
+        self._topics: dict[bytes, list[Run]] = {}
         for run in runs:
-            topics.setdefault(run.topic or "", []).append(run)
-        self._topics = {topic.encode(): found for topic, found in topics.items()}
+            self._topics.setdefault((run.topic or "").encode(), []).append(run)
 
     def piece(self, encoder: Encoder) -> EventPiece:
         """Return the first events that the clients of *encoder* want."""

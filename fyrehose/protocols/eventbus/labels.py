@@ -24,7 +24,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -73,23 +73,30 @@ class WireLabels:
 
     :param own: the source of records that the event bus has published
     :ivar usual: whether all labels have the usual forms, if the run has times and UUIDs
-    :ivar timestamp: returns the timestamp of a row; *uuid* returns its UUID
     """
 
     def __init__(self, run: Run, own: str) -> None:
-        self.foreign = run.source != own
+        self._run, self.foreign = run, run.source != own
         self.usual = run.content_type == CONTENT_TYPE and not self.foreign
+        self._notes = {} if self.foreign else _notes(run.content_type or "")
+        producer = run.source if self.foreign else run.producer or ""
+        self.producer = unquote_to_bytes(producer) if self._notes.get("producer") == "percent" else producer.encode()
+
+    @cached_property
+    def timestamp(self) -> Label:
+        """Return the function that returns the timestamp of a row."""
         if self.foreign:
-            self.producer = run.source.encode()
-            accepted = write_time(run.time, USUAL_TIME)
-            self.timestamp: Label = lambda row: accepted
-            self.uuid: Label = lambda row: derived_uuid(run.stream, run.first_seq + row)
-            return
-        notes = _notes(run.content_type or "")
-        producer = run.producer or ""
-        self.producer = unquote_to_bytes(producer) if notes.get("producer") == "percent" else producer.encode()
-        self.timestamp = _verbatim(notes, "timestamp") or _times(run, notes.get("time", USUAL_TIME))
-        self.uuid = _verbatim(notes, "uuid") or _uuids(run, notes.get("uuid-case") == "upper")
+            accepted = write_time(self._run.time, USUAL_TIME)
+            return lambda row: accepted
+        return _verbatim(self._notes, "timestamp") or _times(self._run, self._notes.get("time", USUAL_TIME))
+
+    @cached_property
+    def uuid(self) -> Label:
+        """Return the function that returns the UUID of a row."""
+        if self.foreign:
+            stream, first = self._run.stream, self._run.first_seq
+            return lambda row: derived_uuid(stream, first + row)
+        return _verbatim(self._notes, "uuid") or _uuids(self._run, self._notes.get("uuid-case") == "upper")
 
 
 def derived_uuid(stream: str, seq: int) -> bytes:
