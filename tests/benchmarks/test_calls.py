@@ -11,7 +11,7 @@ from benchmarks.calls import TRIPS, Count, Tracer
 from tests.protocols.http.test_leasing import World
 
 #: How many calls a leased and settled record takes at most, and in how many files.
-CALLS, FILES = 171, 27
+CALLS, FILES = 169, 27
 
 
 def test_tracer_counts_only_fyrehose_functions_during_a_round() -> None:
