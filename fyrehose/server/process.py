@@ -216,3 +216,4 @@ class OwnProcess:
     reload_on_hangup: Callable[[Any, Callable[[], object]], object] = reload_on_hangup
     descriptors: Callable[[], int] = raise_descriptor_limit
     has_terminal: Callable[[], bool] = has_terminal
+    free_closed_objects: Callable[[], object] = free_closed_objects

@@ -416,7 +416,7 @@ class ServerProcess(Service):
         await old.stopService()
         if self._ended or not self.running:
             return
-        process.free_closed_objects()
+        self._own.free_closed_objects()
         self._build(self.config)
         self.fyrehose.broker.draining = old.broker.draining
         self.stack.journal.unfit = unfit
@@ -450,7 +450,7 @@ class ServerProcess(Service):
             if not fyrehose.broker.draining:
                 self._serving = True
                 self.manager.ready("serving")
-            process.free_closed_objects()
+            self._own.free_closed_objects()
             self._pauses.start()
 
     def _failed(self, failure: Failure) -> None:

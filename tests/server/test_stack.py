@@ -135,6 +135,16 @@ def test_a_server_that_cannot_continue_closes_everything_and_opens_it_again(worl
     assert not world.reactor.stopped
 
 
+def test_objects_of_a_closed_stack_are_freed_before_another_one_opens(world: World, ending: Ending) -> None:
+    server = world.start()
+    assert ending.freed == 1, "what the start has left"
+    world.journals[0].closing = Deferred()
+    server.stack.on_reopen("another server has taken over")
+    assert ending.freed == 1, "the old stack is still open"
+    world.journals[0].closing.callback(None)
+    assert ending.freed == 3, "the old stack, and what the second start has left"
+
+
 def test_only_the_first_of_several_reasons_opens_the_journal_again(world: World) -> None:
     server = world.start()
     world.journals[0].closing = Deferred()
