@@ -134,6 +134,8 @@ class Kept:
 
     def files(self) -> dict[str, bytes]:
         """Return the files as a process sees them, including steps that are not synced."""
+        if not self.pending:
+            return self.synced.files()
         tree = self.synced.copy()
         for step in self.pending:
             tree.apply(step)

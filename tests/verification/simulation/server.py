@@ -210,11 +210,12 @@ class Server:
     def start(self) -> None:
         """Start the next life, on the files that the last one has left."""
         self.lives += 1
-        untold = not any(name.endswith(SUFFIX) for name in self.left.files())
+        files = self.left.files()
+        untold = not any(name.endswith(SUFFIX) for name in files)
         self.misled = self.misled or (untold and abs(self.world.lie) > BELIEVED)
         directory = self.root / f"{self.name}life-{self.lives}"
         directory.mkdir()
-        for name, content in self.left.files().items():
+        for name, content in files.items():
             directory.joinpath(name).write_bytes(content)
         if self.to_be_damaged and self.damage is None and not self.left.pending:
             self._hurt(directory)
