@@ -127,7 +127,7 @@ def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
 ) -> None:
     published: list[bytes] = []
     lost, _ = follower_without_disk(cluster, published)
-    trim(cluster, published)
+    publish_more(cluster, published)
     replace(lost)
     for each in serving:
         each.send_signal(signal.SIGSTOP)
