@@ -54,7 +54,7 @@ class Publishing:
 
     def _run(self) -> None:
         try:
-            while not self._ending.wait(0.02):
+            while not self._ending.wait(0.05):
                 payload = b"<message %d>" % len(self.published)
                 publish(self.cluster, payload)
                 self.published.append(payload)
@@ -63,7 +63,7 @@ class Publishing:
 
     def go_on(self) -> None:
         """Wait until some more messages are acknowledged."""
-        wanted, deadline = len(self.published) + 20, time.monotonic() + PATIENCE
+        wanted, deadline = len(self.published) + 10, time.monotonic() + PATIENCE
         while len(self.published) < wanted and not self.problems:
             assert time.monotonic() < deadline
             time.sleep(0.1)

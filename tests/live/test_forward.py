@@ -165,7 +165,7 @@ def test_killed_forwarder_loses_nothing(destination: str, start: Any, forwarding
     keys = ('stream = "copy"',) if destination == "fyrehose" else ()
     text = table(server, to, *keys, "linger = 0.01", "batch-count = 300", streams="in")
     sent = 0
-    for round_ in range(12):
+    for round_ in range(8):  # each delay twice
         process = forwarding(text)
         for _ in range(3):
             publish(server, "in", [f'{{"n": {number}}}' for number in range(sent, sent + 400)])
