@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -32,6 +34,12 @@ settings.load_profile("fyrehose")
 # modules of Fyrehose again, which takes longer than running them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+#: Tests write to memory if it has this much room and nobody has chosen another directory: on a disk they and their
+#: servers wait for thousands of syncs, up to five times as long as they compute.
+MEMORY, ROOM = "/dev/shm", 4 << 30
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 #: Spark's JVMs, also those of processes that tests start, begin sooner and compute more slowly, and do not verify again
 #: the bytecode of the classes of Spark, which is a fifth of the CPU of a start.
