@@ -245,11 +245,10 @@ def test_types_are_those_of_the_documentation() -> None:
     assert TYPES["long"] == pa.int64()
 
 
-def test_example_of_the_documentation_is_valid_and_its_error_is_real(tmp_path: Path) -> None:
+def test_example_of_the_documentation_is_valid_and_a_mistake_in_it_is_found(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     (example,) = re.findall(r"```toml\n(journal = .*?)```", page, re.DOTALL)
     assert [table.name for table in read(tmp_path, example).tables] == ["requests"]
-    with pytest.raises(ConfigError) as raised:
+    said = r"line 11, in \[tables\.requests\.columns\.host\]: unknown key 'pth'; did you mean path\?$"
+    with pytest.raises(ConfigError, match=said):
         read(tmp_path, example.replace("host = { path", "host = { pth"))
-    said = str(raised.value).replace(f"{tmp_path}/", "")
-    assert said in " ".join(page.split())
