@@ -129,7 +129,7 @@ class Change:
     :ivar returned: the ranges whose leases end without a settling, each with its next state
     :ivar hold: the records that are leased at an orderly stop, for which *reach* is exact (rule 22); None: no stop
     :ivar rewind: everything about the stream is forgotten, and it continues behind this number; None: no rewind
-    :ivar floor: the floor of the lane after this change
+    :ivar floor: the floor of the lane after this change, and :ivar generation: how often it was rewound by then
     """
 
     settled: Ranges = attrs.field(factory=list)
@@ -142,6 +142,7 @@ class Change:
     hold: Ranges | None = None
     rewind: int | None = None
     floor: int = attrs.field(default=0, init=False)
+    generation: int = attrs.field(default=0, init=False)
     _fields: dict[str, object] | None = attrs.field(default=None, init=False)
 
     @property
@@ -213,23 +214,30 @@ class Track:
 
     :ivar progress: all that was appended; a checkpoint stores it
     :ivar durable_floor: the floor that is durable
+    :ivar generation: how often the stream was rewound since the start; :ivar durable_generation: the same, durable
     """
 
     stream: str
     progress: StreamProgress
     durable_floor: int = attrs.field(init=False)
+    generation: int = attrs.field(default=0, init=False)
+    durable_generation: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.durable_floor = self.progress.final.floor
 
     def accept(self, change: Change) -> None:
         """Change the progress, because the journal has accepted *change* (rule 20)."""
+        self.generation += change.rewind is not None
         self.progress.apply(change.fields())
-        change.floor = self.progress.final.floor
+        change.floor, change.generation = self.progress.final.floor, self.generation
 
     def durable(self, change: Change) -> None:
-        """Record that *change* is durable."""
-        self.durable_floor = change.floor if change.rewind is not None else max(self.durable_floor, change.floor)
+        """Record that *change* is durable; a commit may tell that of a rewind before that of earlier changes."""
+        if change.rewind is not None:
+            self.durable_floor, self.durable_generation = change.floor, change.generation
+        elif change.generation >= self.durable_generation:
+            self.durable_floor = max(self.durable_floor, change.floor)
 
 
 @attrs.define(eq=False)
@@ -631,6 +639,8 @@ class Lane(Track):
         """Let records be leased for which *change* had to be durable."""
         super().durable(change)
         self.stir()
+        if change.generation < self.generation:
+            return  # A later rewind has forgotten the states that it is about.
         if change.rewind is not None:
             self.durable_reach = change.rewind
         self.durable_reach = max(self.durable_reach, change.reach)

@@ -544,7 +544,13 @@ def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
     world.journal.commit()
     assert settled.called
     assert rewound.called
-    assert shared.pool.lanes["s"].progress.counts["settled"] == 2
+    lane = shared.pool.lanes["s"]
+    assert lane.progress.counts["settled"] == 2
+    assert lane.durable_floor == 0, "retention keeps the records, although they were settled before"
+    again = world.lease(shared, 2)
+    assert not again.called, "no durable reach includes them (rule 11)"
+    world.journal.commit()
+    assert seqs(again) == [1, 2]
 
 
 def test_a_second_rewind_follows_the_first() -> None:
