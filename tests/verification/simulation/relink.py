@@ -290,7 +290,8 @@ class Consumer(Numbered):
             self.side.history.wrong(
                 f"{self.name}: its position is {named.seq} after {self.known}, and it accepted up to {self.done}"
             )
-        self.known = named.seq
+        if named.durable or not named.appended:  # until then its creation may be lost
+            self.known = named.seq
 
     def owed(self) -> str:
         owed = super().owed()
