@@ -108,15 +108,16 @@ class Pushes:
 
     def expired(self, now: float) -> list[PendingPush]:
         """Return the pushes that have timed out without retries left; the others are sent again by :meth:`take`."""
-        failed = []
+        failed, again = list[PendingPush](), list[PendingPush]()
         while self._sent and next(iter(self._sent)).deadline <= now:
             push = next(iter(self._sent))
             self._settle(push)
             if push.retries:
-                self._unsent.appendleft(PendingPush(push.payload, push.handle, push.retries - 1))
+                again.append(PendingPush(push.payload, push.handle, push.retries - 1))
                 self.unsent += len(push.payload)
             else:
                 failed.append(push)
+        self._unsent.extendleft(reversed(again))
         return failed
 
     def abandon(self) -> list[PendingPush]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from fyrehose.protocols.backbone.pushes import PACE, Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.records import Run
@@ -38,16 +41,7 @@ def test_records_published_before_the_push_do_not_confirm_it() -> None:
     assert confirmed(pushes, 11, b"a") == [(0, 11)]
 
 
-def test_the_window_counts_messages_and_bytes() -> None:
-    pushes = make(window=2)
-    for i in range(3):
-        pushes.add(b"%d" % i, i)
-    assert not pushes.has_room
-    assert pushes.take(0, 0.0) == [b"0", b"1"]
-    assert pushes.take(0, 0.0) == []
-    assert pushes.unsent == 1
-    confirmed(pushes, 1, b"1")
-    assert pushes.take(0, 0.0) == [b"2"]
+def test_the_window_counts_bytes() -> None:
     pushes = make(window_bytes=10)
     for payload in (bytes(50), bytes(5), bytes(5), b"!"):
         pushes.add(payload, len(payload))
@@ -94,6 +88,31 @@ def test_a_retry_pushes_again_and_either_deliver_confirms() -> None:
     assert pushes.expired(10.0) == []
     assert pushes.take(2, 10.0) == [b"b"]
     assert [push.handle for push in pushes.expired(15.0)] == ["b"]
+    assert pushes.idle
+
+
+@given(st.lists(st.sampled_from(["add", "take", "expire", "deliver"]), max_size=40), st.integers(1, 5))
+def test_pushes_are_sent_and_sent_again_in_the_order_in_which_they_were_added(steps: list[str], window: int) -> None:
+    """Whatever is sent is what waits of the smallest numbers; each push counts once, wherever it is."""
+    pushes, now, added, seq = make(window=window, retries=100), 0.0, 0, 0
+    waiting, sent = list[int](), list[int]()
+    for step in [*steps, *["take", "deliver"] * (len(steps) + 1)]:
+        if step == "add":
+            pushes.add(b"%d" % added, added)
+            waiting, added = [*waiting, added], added + 1
+        elif step == "take":
+            taken = [int(payload) for payload in pushes.take(seq, now)]
+            fitting = max(0, window - len(sent))
+            assert taken == waiting[:fitting]
+            waiting, sent = waiting[fitting:], sent + taken
+        elif step == "expire":
+            now += 5.0
+            assert pushes.expired(now) == []
+            waiting, sent = sorted(sent + waiting), []
+        elif sent:
+            seq += 1
+            assert confirmed(pushes, seq, b"%d" % sent[0]) == [(sent.pop(0), seq)]
+        assert (pushes.has_room, pushes.unsent) == (len(waiting + sent) < window, sum(len(str(n)) for n in waiting))
     assert pushes.idle
 
 
