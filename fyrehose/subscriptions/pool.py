@@ -375,7 +375,7 @@ class LeasePool:
 
         :param look: whether to look for records that retention has deleted, too
         """
-        now, draft = self.now(), Draft()
+        now, draft, self.blocked = self.now(), Draft(), None
         if not look and not (self._alarms and self._alarms[0][0] <= now):
             return
         for _ in range(TURN):
@@ -391,7 +391,6 @@ class LeasePool:
                 self.blocked = error
                 heappush(self._alarms, alarm)
                 break
-            self.blocked = None
             if end < last:  # The draft has no room for more dead letters.
                 self.alarm(alarm[0], lane, end + 1, last, state)
                 break

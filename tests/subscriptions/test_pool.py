@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from fyrehose.errors import PublishError
 from fyrehose.subscriptions.lane import MOST_ENDS, Draft, Lane, LeasedRange
-from fyrehose.subscriptions.pool import MOST_CONSUMERS, TURN, Item, LeasePool, backoff
+from fyrehose.subscriptions.pool import MOST_CONSUMERS, TURN, Item, LeasePool, backoff, no_copy
 from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
 
 
@@ -546,6 +547,25 @@ def test_a_lease_that_a_request_ends_is_not_extended_by_it() -> None:
     assert [(item.kind, item.first, item.last) for item, _ in outcome.refused] == [("failed", 3, 3), ("extend", 2, 3)]
     world.commit()
     assert (world.pool.leased, world.pool.open, world.lease(9)) == (4, 5, [2, 7])
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["written later", "stream deleted"])
+def test_dead_letters_block_the_pool_only_while_they_cannot_be_written(deleted: bool) -> None:
+    def refuse(draft: Draft, lane: Lane, first: int, last: int) -> int:
+        raise PublishError("the disk is full")
+
+    world = World("s", "t", window=3 * TURN, most=3 * TURN, limit=1)
+    world.lane.arrived(2 * TURN)
+    while len(world.lease()) == 1:
+        pass
+    world.now, world.pool.copy = 11.0, refuse
+    world.tick()
+    assert (str(world.pool.blocked), world.pool.more) == ("the disk is full", False)
+    world.pool.copy = no_copy
+    if deleted:
+        del world.pool.lanes["s"]
+    world.tick()
+    assert (world.pool.blocked, world.pool.more) == (None, True)
 
 
 def test_a_request_changes_a_bounded_number_of_ranges() -> None:
