@@ -226,14 +226,6 @@ def test_input_is_handled_as_it_arrives_until_its_time_is_over(turns: Turns, clo
     assert turns.open("<a")
 
 
-def test_input_is_handled_as_it_arrives_again_in_the_next_turn_of_the_reactor(turns: Turns, clock: Clock) -> None:
-    turns.charge("<a", INPUT_S)
-    assert not turns.open("<a")
-    clock.advance(1)
-    assert turns.open("<a")
-    assert not clock.getDelayedCalls(), "nothing is scheduled while nothing waits"
-
-
 def test_input_of_a_share_that_waits_is_not_handled_before_it(turns: Turns, clock: Clock) -> None:
     start(turns, clock, 1, "<a")
     clock.advance(1)
@@ -310,8 +302,24 @@ class Model(RuleBasedStateMachine):
             table = self.paid if share in self.paid else self.debts
             table[share] = max(table.get(share, 0.0), self.level) + seconds * (ROUND / ROUND_S)
 
+    @rule(share=st.sampled_from("abcde"), size=st.integers(0, ROUND), left=st.integers(1, 20))
+    def run(self, share: str, size: int, left: int) -> None:
+        """Run work, which has its first turn at once if no round is scheduled; nothing waits, so nobody pays for it."""
+        at_once = not self.clock.getDelayedCalls()
+        if not at_once and not self.waits(share):
+            self.paid[share] = max(self.debts.pop(share, 0.0), self.level)
+        job = Counted(self.turns, self.clock, share, size, left=left, seen=self.seen, model=self)
+        self.jobs.append(job)
+        self.turns.run(job, share)
+        assert job.count == at_once
+        if at_once:
+            assert self.turns.left == INPUT_S, "the time for input begins anew after each round"
+            self.paid |= {share: 0.0} if job.left else {}
+
     def begin_turn(self, job: Counted) -> None:
         self.end_turn()
+        if not self.paid:
+            return
         assert self.paid[job.share] == min(self.paid.values())
         self.level, self.last = self.paid[job.share], job
 
@@ -335,6 +343,7 @@ class Model(RuleBasedStateMachine):
         taken = self.seen[before:]
         assert taken
         assert sum(max(job.size, LEAST) for job in taken[:-1]) < ROUND
+        assert self.turns.left == INPUT_S
         if not self.paid:
             self.debts.clear()
             self.level = 0.0
@@ -342,8 +351,10 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: not self.paid)
     @rule()
     def one_round_without_work(self) -> None:
+        before = len(self.seen)
         self.clock.advance(1)
         assert self.turns.left > 0
+        assert len(self.seen) == before
 
     @invariant()
     def a_round_is_scheduled_while_anything_waits(self) -> None:
