@@ -151,6 +151,20 @@ def test_a_leader_whose_successor_vanishes_meanwhile_leads_on_and_names_none(clu
     assert ('"leaving": false' in said, '"successor": ""' in said) == (True, True), f"it leads on, and says {said}"
 
 
+def test_a_successor_has_its_time_however_long_the_appends_under_way_took(cluster: Cluster) -> None:
+    leader = cluster.elect("abc")
+    cluster.run(2)
+    cluster.hub.queues[leader.name] = 1.9
+    leader.publish(b"under way")
+    ask(cluster, ChangeKind.HAND_OVER, leader.name)
+    cluster.run(3, until=lambda: bool(leader.acknowledged))
+    cluster.hub.queues = {other.name: 1.0 for other in other_than(cluster, leader)}
+    cluster.run(0.9)
+    leader.publish(b"refused")
+    cluster.run(5, until=lambda: leader.role is State.FOLLOWER)
+    assert (leader.acknowledged, len(leader.refused)) == ([b"under way"], 1), "it waits for its successor for 2 s"
+
+
 def test_a_server_in_maintenance_hands_over_and_leads_only_if_no_other_can(cluster: Cluster) -> None:
     leader = cluster.elect("abc")
     cluster.run(2)
