@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker import once
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.once import ENTRY, SOURCE, STREAM
+from fyrehose.broker.once import ENTRY, SOURCE, STREAM, Known
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden, KeyReused, NoRoomForKey, PayloadTooLarge, ReadOnly
@@ -272,6 +272,21 @@ def test_records_without_a_holder_count_for_one_holder() -> None:
     again = make(journal, most_keys=10)
     assert publish_once(again, [draft(b"x")], "new").result == 1
     assert publish_once(again, [draft(b"x")], "old-19").result == 21
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memory_of_keys_is_that_of_the_known_ones_however_often_they_were_written(seed: int) -> None:
+    """A key that was forgotten may be used again for other messages; a restart finds both of its records."""
+    dice, journal = random.Random(seed), MemoryJournal()
+    writer = make(journal)
+    keys = [dice.choice("abcdef") for _ in range(50)]
+    for number, key in enumerate(keys):
+        known = Known(("s", key), dice.randrange(1, 4), "digest", dice.choice(("", "10.0.0.1")), number, 0)
+        writer.publish([], [Run.of(STREAM, [known.packed()], source=SOURCE)])
+    broker = make(journal)
+    assert broker.budget.used == ENTRY * len(set(keys))
+    broker.once.clear()
+    assert broker.budget.used == 0
 
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"v": 2}', b"[" * 5_000])
