@@ -88,6 +88,14 @@ def test_a_rule_with_two_keys_accepts_tokens_of_both(tmp_path: Path) -> None:
         assert found.allows(holder(sign({Action.SUBSCRIBE: ["a"]}, START + 60, key)), Action.SUBSCRIBE, "a", START)
 
 
+def test_a_token_with_as_many_patterns_as_can_be_signed_is_accepted(tmp_path: Path) -> None:
+    found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
+    token = sign({Action.SUBSCRIBE: ["a"] * (MAX_PATTERNS - 1), Action.PUBLISH: ["b"]}, START + 60, KEY)
+    assert found.allows(holder(token), Action.SUBSCRIBE, "a", START), found.flaw(holder(token), START)
+    with pytest.raises(ValueError, match=f"and {MAX_PATTERNS} patterns"):
+        sign({Action.SUBSCRIBE: ["a"] * MAX_PATTERNS, Action.PUBLISH: ["b"]}, START + 60, KEY)
+
+
 @pytest.mark.parametrize(
     ("claims", "flaw"),
     [
