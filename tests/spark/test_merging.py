@@ -42,3 +42,15 @@ def test_large_shared_row_groups_are_merged_stream_by_stream(written: Callable[.
     found = parquet.read_table(lake / action.path, columns=["stream", "seq", "payload"], partitioning=None)
     rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
     assert rows == journal.rows()
+
+
+def test_merged_records_of_a_stream_are_in_the_order_of_their_numbers(written: Any, tmp_path: Path) -> None:
+    """Their numbers have one, two and three digits; the files are in any order."""
+    journal, lake = written(), tmp_path / "lake"
+    for _ in range(13):
+        journal.append(Run.of("a", [b"x"] * 9, source="test"))
+        archive(None, str(journal.directory), lake)
+    found = Lake.at(lake)
+    (action,) = merged(found.store, "2023-11-14", sorted(file.path for file in found.files()), 1 << 30)
+    numbers = parquet.read_table(lake / action.path, columns=["seq"], partitioning=None)["seq"].to_pylist()
+    assert numbers == list(range(1, 13 * 9 + 1))

@@ -75,19 +75,25 @@ def test_records_of_every_interval_are_those_that_the_plan_reads(written: Opener
         assert found == expected, f"{len(found)} of {len(expected)} records from {since} to {until}"
 
 
-def test_admitted_range_respects_the_limits_of_rows_and_bytes(written: Opener) -> None:
-    journal = written()
-    journal.fill(100)
+def test_admitted_range_is_the_longest_within_random_limits(written: Opener) -> None:
+    """All batches are listed here; the limits count from the start, over any number of segments."""
+    journal, dice = written(), Random(5)
+    journal.fill(300)
     view = journal.place.view()
-    position = view.start
-    positions = [position]
-    while (position := admitted(journal.place, position, view.mark, 20, 1 << 40)) < view.mark:
-        positions.append(position)
-    parts = [journal.read(start=a, stop=b) for a, b in pairwise([*positions, view.mark])]
-    assert journal.brief([row for part in parts for row in part]) == journal.rows()
-    assert all(0 < len(part) <= 20 for part in parts)
-    assert admitted(journal.place, 64, view.mark, 1 << 40, 1) > 64, "at least one batch"
     assert admitted(journal.place, 0, view.mark, 1 << 40, 1 << 40) == view.mark
+    assert len(view.segments) > 3
+    ends = [(each, each.base + 64, min(each.end, view.mark)) for each in view.segments]
+    batches = [header for each, first, stop in ends for header in headers(journal.place, each, first, stop)]
+    for _ in range(100):
+        at = dice.randrange(len(batches))
+        rows, size = (dice.choice((1, dice.randrange(1, most), most)) for most in (1 << 12, 1 << 20))
+        start, position, count = batches[at].position, batches[at].end, batches[at].records
+        for header in batches[at + 1 :]:
+            count += header.records
+            if count > rows or header.end - start > size:
+                break
+            position = header.end
+        assert admitted(journal.place, start, view.mark, rows, size) == position, (start, rows, size)
 
 
 def test_position_of_another_journal_is_an_error(written: Opener) -> None:
