@@ -142,13 +142,17 @@ def test_leases_are_extended_while_the_body_runs_but_not_for_ever() -> None:
         result(running)
 
 
-async def hold_first(work: SharedWork, held: Deferred[None], seen: list[object]) -> None:
-    """Wait for *held* with the first record that is new; append what comes of it, and the numbers of all others."""
+async def hold_first(
+    work: SharedWork, held: Deferred[None], seen: list[object], before: Deferred[None] | None = None
+) -> None:
+    """Wait for *before*, and then for *held*, with the first record that is new; append what comes of each record."""
     async with work:
         async for record in work:
             if record.seq > 1 or record.failures:
                 seen.append((record.seq, record.failures))
                 continue
+            if before is not None:
+                await before
             try:
                 await work.hold(record, held)
             except LeaseLost as lost:
@@ -171,11 +175,13 @@ def test_a_worker_that_waits_too_long_is_cancelled_and_goes_on_with_other_record
     assert world.lease()[0]["failures"] == 1, "the end of the lease was a failure"
 
 
-def test_a_worker_is_cancelled_when_the_server_has_taken_its_lease_away() -> None:
-    world, seen = World(), []
-    running = Deferred.fromCoroutine(hold_first(share(world, lease=9), Deferred(), seen))
+@pytest.mark.parametrize("late", [False, True], ids=["while it waits", "before it waits"])
+def test_a_worker_is_cancelled_when_the_server_has_taken_its_lease_away(late: bool) -> None:
+    world, seen, before = World(), [], Deferred[None]()
+    running = Deferred.fromCoroutine(hold_first(share(world, lease=9), Deferred(), seen, before if late else None))
     world.ask("POST /subscriptions/work/rewind", {"seq": 1})
     world.clock.advance(3)
+    before.callback(None)
     result(running)
     assert (
         seen[0] == "the lease of record 1 of stream 'orders' is lost: it was not extended, or the server refused that"
