@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.forward.destination import BatchOutcome, BatchSender, ForwardTable, place
-from fyrehose.forward.engine import HIGH, LOW, Forwarding
+from fyrehose.forward.engine import HIGH, LOW, Forwarding, dead_letter
 from fyrehose.records import Run
 
 Answer = BatchOutcome | Exception
@@ -150,6 +151,14 @@ def test_refused_records_are_dead_letters_before_the_batch_is_acknowledged(bench
     assert bench.letters.letters == [{"stream": "s", "seq": 2, "time": 0, "why": "no JSON", "payload": "2"}]
     assert bench.acknowledged == [("s", 2)]
     assert (bench.forwarding.counts.delivered, bench.forwarding.counts.dead) == (1, 1)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", "\ufffd".encode(), b"\xff", b"\xc3", b"a\xed\xa0\x80b"])
+def test_dead_letter_has_the_payload_byte_for_byte(payload: bytes) -> None:
+    """Whether it is text, ends within a character, or has half of a surrogate pair."""
+    letter = json.loads(bytes(dead_letter(Run.of("s", [payload], source="figg", first_seq=1), "why").payload))
+    restored = b64decode(letter["payload_base64"]) if "payload_base64" in letter else letter["payload"].encode()
+    assert restored == payload
 
 
 def test_dead_letter_that_is_too_large_goes_without_the_payload_and_records_behind_it_get_on(bench: Bench) -> None:
