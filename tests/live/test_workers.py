@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from http.client import HTTPConnection
@@ -85,7 +86,8 @@ def test_a_worker_returns_an_image_as_not_tried_if_its_directory_is_missing(serv
     server.publish(GOOD)
     program = [sys.executable, str(EXAMPLE / "thumbnail.py"), "missing"]
     done = server.command("work", "--stream", "images", "--subscription", "t", "--idle", "0.1s", "--", *program)
-    assert (done.returncode, "1 returned" in done.stderr) == (0, True), done.stderr
+    # On a busy machine it may get the image again before it has been idle for so long.
+    assert (done.returncode, bool(re.search(r"\b[1-9]\d* returned", done.stderr))) == (0, True), done.stderr
     assert server.show("t")["dead_total"] == 0
 
 
