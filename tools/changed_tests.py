@@ -24,8 +24,12 @@ SCHEDULES = {
         "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule",
     )
 }
-#: The tests of Spark's code that start no Spark session.
-SPARK = tuple(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds"))
+#: The tests of Spark's code that start no Spark session, and take seconds.
+SPARK = (
+    *(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds", "merging", "selection")),
+    *(f"tests/spark/test_{name}.py" for name in ("columns", "counting", "deltalog", "footers", "gaps")),
+    "tests/spark/typed",
+)
 
 
 def changes(base: str) -> list[str]:

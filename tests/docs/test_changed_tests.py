@@ -39,7 +39,7 @@ def script() -> Any:
         ("tests/net/test_deleted.py", []),
         ("tests/conftest.py", []),
         ("tests/live/test_figg.py", []),
-        ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py"]),
+        ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py", "tests/spark/typed"]),
         ("fyrehose/subscriptions/lane.py", ["tests/subscriptions", SCHEDULES]),
         ("docs/index.md", []),
         ("fyrehose/without_tests.py", ["tests/test_options.py"]),
@@ -50,6 +50,7 @@ def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, te
         *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
         *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/spark/test_lake.py"),
+        "tests/spark/typed/test_config.py",
         *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_schedules.py"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
