@@ -59,6 +59,8 @@ class World:
         self.links: list[Any] = []
         self.listening: dict[tuple[str, int], tuple[Host, Any]] = {}
         self.partitioned: set[str] = set()
+        #: What the timers of servers that have crashed would have called.
+        self.buried: list[object] = []
         self._ports = 40_000
 
     def now(self) -> int:
@@ -135,7 +137,9 @@ class Host:
         self.callLater(0, what, *args)
 
     def _call(self, what: Callable[..., object], args: Any, kwargs: Any) -> None:
-        if not self.dead:
+        if self.dead:  # a process that is killed closes no coroutine, so Python must not close these as garbage
+            self.world.buried.append((what, args, kwargs))
+        else:
             what(*args, **kwargs)
 
     def holds(self, timer: Timer) -> bool:
@@ -165,7 +169,8 @@ class Host:
 
     def crash(self) -> None:
         self.dead, self.frozen = True, False
-        self._held.clear()
+        self.world.buried.append(self._held)
+        self._held = []
         for (name, port), (host, _) in list(self.world.listening.items()):
             if host is self:
                 del self.world.listening[name, port]
