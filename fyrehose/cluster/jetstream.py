@@ -56,7 +56,7 @@ IN_PROCESS = 10158
 #: How often the connection is tried again, in seconds.
 RETRY = 0.25
 #: After this many seconds without an answer, the NATS server counts as frozen or cut off, and the next one is used.
-SILENT = 2.0
+SILENT = 3.0
 #: A NATS server that leads the stream hears each other one that stores it once a second.  Without a majority for this
 #: many seconds it is cut off, and accepts nothing, but it leads on for ten seconds or more while the others hear it.
 CUT_OFF = 2.0
