@@ -238,7 +238,8 @@ class SessionFactory(Factory):
     def _is_free(self) -> bool:
         """Return whether a connection may be served, which may close another one: few enough are closing."""
         most = self.settings.max_connections
-        return len(self.connections) + len(self.holding) < most + spare(most) + CLOSING // 2
+        open_ = min(len(self.connections), most)  # after a reload that lowers the limit there may be more
+        return open_ + len(self.holding) < most + spare(most) + CLOSING // 2
 
     def _displaced(self, host: str) -> None:
         detail = "too many connections wait to be served, most of them of its address"

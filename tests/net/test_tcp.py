@@ -221,6 +221,13 @@ class TestLimits:
         server.lose(first)
         server.connect("10.0.0.3")
 
+    def test_new_connections_make_room_after_a_reload_that_lowers_the_limit(self) -> None:
+        server = make(max_connections=100)
+        for number in range(60):
+            server.connect(f"10.0.0.{number}")
+        server.factory.configure(TCPSettings(max_connections=1))
+        assert server.factory.newcomers.is_free(), "else they would wait until nearly all others have left"
+
     def test_connections_beyond_the_limit_of_an_address_are_refused(self) -> None:
         server = make(max_per_host=2)
         first, _ = server.connect()
