@@ -69,6 +69,15 @@ class NatsNodes:
         """Return the process id of *node*, with which a test can send it signals."""
         return self._processes[node].pid
 
+    def freeze(self, node: int) -> None:
+        """Stop *node*, as SIGSTOP does, and wait until it has: on a busy machine its threads run on for a moment."""
+        os.kill(self.pid(node), signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid(node), os.WSTOPPED)
+
+    def thaw(self, node: int) -> None:
+        """Let *node* run again after :meth:`freeze`."""
+        os.kill(self.pid(node), signal.SIGCONT)
+
     def start(self, node: int) -> None:
         """Start *node*, with the files of its previous run if it has run before."""
         found = program()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from fyrehose.cluster.jetstream import JetStreamLog, judge, refusal
 from fyrehose.cluster.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.cluster.stream import subject_of
 from fyrehose.errors import ConfigError
+from tests.doubles.patience import patiently
 
 live = [
     pytest.mark.live,
@@ -67,15 +65,6 @@ def run(nodes: NatsNodes, request: pytest.FixtureRequest) -> Run:
     return lambda test: Deferred.fromCoroutine(using(test))
 
 
-async def patiently(ask: Callable[[], Deferred[Any]]) -> Any:
-    """Ask until there is an answer: the first leader of a new stream may become known late, which ends requests."""
-    while True:
-        try:
-            return await ask()
-        except Unavailable:
-            await deferLater(reactor, 0.2)
-
-
 async def until_unavailable(log: JetStreamLog) -> None:
     """Ask for the extent of *log* until there is no answer.
 
@@ -93,8 +82,8 @@ class TestWithRealServers:
     def test_another_server_is_used_when_the_connected_one_does_not_answer(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
             frozen = log.connected_to
-            pid = nodes.pid(next(node for node, url in enumerate(nodes.urls) if url.endswith(frozen)))
-            os.kill(pid, signal.SIGSTOP)
+            node = next(node for node, url in enumerate(nodes.urls) if url.endswith(frozen))
+            nodes.freeze(node)
             try:
                 assert await patiently(lambda: log.append(takeover(), 0)) == 1
                 while not log.connected_to:  # it may be on its way from one that has not answered meanwhile, either
@@ -102,7 +91,7 @@ class TestWithRealServers:
                 assert log.connected_to != frozen
                 assert await patiently(log.extent) == EntryRange(1, 1)
             finally:
-                os.kill(pid, signal.SIGCONT)
+                nodes.thaw(node)
 
         return run(test)
 
@@ -130,25 +119,25 @@ class TestWithRealServers:
         async def test(log: JetStreamLog) -> None:
             entries = [takeover(), data(0), data(1, b"y" * MAX_DATA)]
             for expect, entry in enumerate(entries):
-                await patiently(partial(log.append, entry, expect))
+                await patiently(log.append, entry, expect)
             found: list[tuple[int, LogEntry]] = []
             while len(found) < 3:  # a node may be a moment behind
-                found = await log.read(1, 10)
+                found = await patiently(log.read, 1, 10)
             assert found == list(enumerate(entries, 1))
-            assert await log.read(2, 1) == found[1:2]
-            assert await log.read(4, 10) == []
+            assert await patiently(log.read, 2, 1) == found[1:2]
+            assert await patiently(log.read, 4, 10) == []
 
         return run(test)
 
     def test_purged_entries_are_gone_and_the_numbers_go_on(self, run: Run) -> Any:
         async def test(log: JetStreamLog) -> None:
             for expect in range(5):
-                await log.append(data(expect), expect)
-            await log.purge(4)
-            assert await log.extent() == EntryRange(4, 5)
-            while await log.read(1, 10):
+                await patiently(log.append, data(expect), expect)
+            await patiently(log.purge, 4)
+            assert await patiently(log.extent) == EntryRange(4, 5)
+            while await patiently(log.read, 1, 10):
                 await deferLater(reactor, 0.05)
-            assert await log.append(data(5), 5) == 6
+            assert await patiently(log.append, data(5), 5) == 6
 
         return run(test)
 
@@ -208,7 +197,7 @@ class TestWithRealServers:
             await patiently(lambda: waits.open(lambda message: None))
             node = nodes.ports.index(int(waits.connected_to.rpartition(":")[2]))
             try:
-                os.kill(nodes.pid(node), signal.SIGSTOP)
+                nodes.freeze(node)
                 appended = waits.append(takeover(), 0)
                 nodes.kill(node)
                 with pytest.raises(Unavailable):
@@ -228,8 +217,7 @@ class TestWithRealServers:
             others = [url for node, url in enumerate(nodes.urls) if node != leads]
             waits = JetStreamLog(reactor, others, log.name, timeout=200.0)
             await patiently(lambda: waits.open(lambda message: None))
-            pid = nodes.pid(leads)
-            os.kill(pid, signal.SIGSTOP)
+            nodes.freeze(leads)
             why = ""
             try:
                 try:
@@ -238,7 +226,7 @@ class TestWithRealServers:
                     why = str(error)
                     assert await patiently(lambda: waits.append(data(0), position)) == position + 1
             finally:
-                os.kill(pid, signal.SIGCONT)
+                nodes.thaw(leads)
                 await waits.close()
             assert not why or "another NATS server leads the stream" in why
             return bool(why)
@@ -268,16 +256,11 @@ class TestWithRealServers:
 
     def test_appends_go_on_when_a_node_is_killed(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
-            await log.append(takeover(), 0)
+            await patiently(log.append, takeover(), 0)
             nodes.kill(0)
             try:
                 for position in range(3):
-                    while True:
-                        try:
-                            assert await log.append(data(position), position + 1) == position + 2
-                            break
-                        except Unavailable:
-                            await deferLater(reactor, 0.2)
+                    assert await patiently(log.append, data(position), position + 1) == position + 2
             finally:
                 nodes.start(0)
             assert (await patiently(log.extent)).last == 4
@@ -304,7 +287,7 @@ class TestWithRealServers:
             while done.is_alive():
                 await deferLater(reactor, 0.05)
             with pytest.raises(ConfigError, match="deletes messages by itself"):
-                await log.open(lambda message: None)
+                await patiently(log.open, lambda message: None)
 
         return run(test)
 
@@ -323,7 +306,7 @@ def test_a_stream_leader_that_hears_no_other_server_is_asked_to_hand_over_and_le
     async def test() -> None:
         await patiently(lambda: log.open(lambda message: None))
         assert await patiently(lambda: log.append(takeover(), 0)) == 1
-        leads = next(int(node.name[1:]) for node in (await log.extent()).nodes if node.leads)
+        leads = next(int(node.name[1:]) for node in (await patiently(log.extent)).nodes if node.leads)
         leader = nodes.urls[leads].removeprefix("nats://")
         while log.connected_to != leader:
             await log.close()

@@ -19,6 +19,7 @@ from fyrehose.cluster.settings import ReplicationSettings, completed
 from fyrehose.errors import ConfigError
 from fyrehose.testing.ports import free_port
 from fyrehose.toml_files import Mistake, structured
+from tests.doubles.patience import patiently
 
 CONFIG = """
 listen: 127.0.0.1:{port}
@@ -100,8 +101,8 @@ def test_the_shared_log_opens_over_tls(files: Path, port: int) -> Any:
     async def opened() -> None:
         log = JetStreamLog(reactor, [f"tls://127.0.0.1:{port}"], "tls", 1, options=options)
         try:
-            await log.open(lambda message: None)
-            extent = await log.extent()
+            await patiently(log.open, lambda message: None)
+            extent = await patiently(log.extent)
             assert extent.last == 0
         finally:
             await log.close()

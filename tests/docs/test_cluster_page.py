@@ -15,16 +15,15 @@ import attrs
 import pytest
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 
 from benchmarks.local_cluster import Cluster
 from benchmarks.nats_servers import program
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.jetstream import JetStreamLog
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.shared_log import Unavailable
 from fyrehose.server.config import read_file
 from fyrehose.testing.ports import free_ports
+from tests.doubles.patience import patiently
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "cluster"
@@ -124,14 +123,10 @@ def test_the_shared_log_is_used_with_tls_and_certificates_made_as_the_page_says(
     async def used() -> None:
         log = JetStreamLog(reactor, [f"nats://{nats_with_tls}"], "fyrehose", options=settings.connect_options())
         try:
-            while True:  # until the three servers have elected a leader
-                try:
-                    await log.open(lambda message: None)
-                    assert await log.append(LogEntry(EntryKind.TAKEOVER, 1, EntryWriter("a", 1), 0), 0) == 1
-                    break
-                except Unavailable:
-                    await deferLater(reactor, 0.2)
-            extent = await log.extent()
+            await patiently(log.open, lambda message: None)
+            takeover = LogEntry(EntryKind.TAKEOVER, 1, EntryWriter("a", 1), 0)
+            assert await patiently(log.append, takeover, 0) == 1
+            extent = await patiently(log.extent)
             assert [node.name for node in extent.nodes] == ["n1", "n2", "n3"]
         finally:
             await log.close()

@@ -19,9 +19,10 @@ from fyrehose.cli.cluster.survey import survey
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.jetstream import JetStreamLog
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.shared_log import EntryRange, Unavailable
+from fyrehose.cluster.shared_log import EntryRange
 from fyrehose.cluster.stream import begin_again
 from fyrehose.errors import ConfigError, FyrehoseError
+from tests.doubles.patience import patiently
 
 USERS = Path(__file__).parents[2] / "deploy" / "cluster" / "nats-users.conf"
 NAMES = ("a", "b", "c", "status", "route")
@@ -54,12 +55,8 @@ async def opened(used: ReplicationSettings, heard: list[bytes]) -> JetStreamLog:
     log = JetStreamLog(
         reactor, used.servers, used.cluster, used.replicas, used.log_limit, options=used.connect_options()
     )
-    while True:
-        try:
-            await log.open(heard.append)
-            return log
-        except Unavailable:
-            await deferLater(reactor, 0.2)
+    await patiently(log.open, heard.append)
+    return log
 
 
 def test_the_nats_user_of_a_server_may_do_what_servers_do(nodes: NatsNodes, tmp_path: Path) -> Any:
@@ -67,12 +64,12 @@ def test_the_nats_user_of_a_server_may_do_what_servers_do(nodes: NatsNodes, tmp_
         heard: list[bytes] = []
         a, b = await opened(settings(nodes, tmp_path, "a"), []), await opened(settings(nodes, tmp_path, "b"), heard)
         try:
-            assert await a.append(TAKEOVER, 0) == 1
+            assert await patiently(a.append, TAKEOVER, 0) == 1
             checkpoint = LogEntry(EntryKind.CHECKPOINT, 1, TAKEOVER.writer, 0)
-            assert await b.append(checkpoint, 1) == 2
-            assert [number for number, _ in await b.read(1, 10)] == [1, 2]
-            await a.purge(2)
-            assert await a.extent() == EntryRange(2, 2)
+            assert await patiently(b.append, checkpoint, 1) == 2
+            assert [number for number, _ in await patiently(b.read, 1, 10)] == [1, 2]
+            await patiently(a.purge, 2)
+            assert await patiently(a.extent) == EntryRange(2, 2)
             while not heard:
                 a.say(b"{}")
                 await deferLater(reactor, 0.05)

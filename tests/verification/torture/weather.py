@@ -237,9 +237,8 @@ class Weather:
         if kind == "nats-full":
             return what, *self._nats_full(at)
         if kind == "nats-freeze":
-            pid = self.nats.pid(at)
-            os.kill(pid, signal.SIGSTOP)
-            return what, FREEZE, lambda: os.kill(pid, signal.SIGCONT)
+            self.nats.freeze(at)
+            return what, FREEZE, lambda: self.nats.thaw(at)
         self.nats.kill(at, signal.SIGKILL if kind == "nats-kill" else signal.SIGTERM)
         return what, self.dice.uniform(0, 6), lambda: self.nats.start(at)
 
