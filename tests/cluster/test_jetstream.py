@@ -292,6 +292,16 @@ class TestWithRealServers:
         return run(test)
 
 
+def heard(spy: socket.socket, line: bytes) -> bool:
+    """Receive from a NATS server until it has sent *line*; return False if it ends the connection before."""
+    said = b""
+    while line not in said:
+        if not (more := spy.recv(65536)):
+            return False
+        said += more
+    return True
+
+
 @pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -313,13 +323,11 @@ def test_a_stream_leader_that_hears_no_other_server_is_asked_to_hand_over_and_le
             await patiently(lambda: log.open(lambda message: None))
         with socket.create_connection(("127.0.0.1", nodes.ports[leads]), timeout=60) as spy:
             spy.sendall(b"CONNECT {}\r\nSUB $JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x 1\r\nPING\r\n")
-            said = spy.recv(65536)
-            while b"PONG" not in said:
-                said += spy.recv(65536)
+            assert heard(spy, b"PONG\r\n")
             routes.cut(leads, ["deaf"])
             with pytest.raises(Unavailable, match=f"the stream's leader, n{leads}, has heard no majority for"):
                 await until_unavailable(log)
-            assert spy.recv(65536).startswith(b"MSG $JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x 1 0")
+            assert heard(spy, b"MSG $JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x 1 0")
         assert await patiently(lambda: log.append(data(0), 1)) == 2
         assert log.connected_to != leader
 
