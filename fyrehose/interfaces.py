@@ -370,8 +370,11 @@ class IBroker(Interface):
         :raises TooManySubscriptions: the peer's address has reached its limit, or the memory budget is used up
         """
 
-    def streams() -> Collection[str]:
-        """Return the names of the streams that the peer may subscribe to, without the server's own streams."""
+    def streams() -> Iterator[str]:
+        """Return the names of the streams that the peer may subscribe to, without the server's own streams.
+
+        There may be 100,000, so that they are to be used in steps; streams that begin meanwhile are left out.
+        """
 
     def watch_streams(created: Callable[[str], None]) -> Callable[[], None]:
         """Call *created* with the name of each stream that is created and that the peer may subscribe to.

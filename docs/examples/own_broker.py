@@ -74,8 +74,8 @@ class LastMessages:
     def admit(self, proofs: Collection[str]) -> None:
         """Admit every peer."""
 
-    def streams(self) -> Collection[str]:
-        return self._streams.keys()
+    def streams(self) -> Iterator[str]:
+        return iter(tuple(self._streams))
 
     def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
         """Report no new streams: nobody follows streams by pattern here."""

@@ -128,9 +128,9 @@ class CallbackBroker:
         """Raise :class:`Forbidden`, because this broker keeps no records."""
         raise Forbidden("this server keeps no messages: there is nothing to subscribe to")
 
-    def streams(self) -> Collection[str]:
+    def streams(self) -> Iterator[str]:
         """Return nothing, because there is nothing to read."""
-        return ()
+        return iter(())
 
     def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:
         """Do nothing, because there is nothing to read."""

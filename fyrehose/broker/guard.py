@@ -9,7 +9,7 @@ no longer allowed is refused at its next publish.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -139,12 +139,12 @@ class PeerRights:
             advice = ": names that begin with a dot are reserved for the server, unless a rule names them with the dot"
         return Forbidden(f"{self.identity} may not {verb} {target}{advice}")
 
-    def readable(self, streams: Collection[str]) -> Collection[str]:
+    def readable(self, streams: Iterator[str]) -> Iterator[str]:
         """Return those of *streams* that the identity may subscribe to; none of them is the server's own."""
         rules = self._applying()
         if Action.SUBSCRIBE in self._everywhere:
             return streams
-        return [stream for stream in streams if any(rule.covers(Action.SUBSCRIBE, stream) for rule in rules)]
+        return (stream for stream in streams if any(rule.covers(Action.SUBSCRIBE, stream) for rule in rules))
 
     def seconds_left(self) -> float | None:
         """Return how long the signed token is still valid, in seconds; None if the identity has none."""

@@ -200,8 +200,8 @@ class Peer:
         if self._subscribed:  # some are still allowed: the clock was set back, or another rule applies
             self._end_later()
 
-    def streams(self) -> Collection[str]:
-        every = [stream for stream in self.broker.journal.ends() if not stream.startswith(".")]
+    def streams(self) -> Iterator[str]:
+        every = (stream for stream in tuple(self.broker.journal.ends()) if not stream.startswith("."))
         return every if self.rights is None else self.rights.readable(every)
 
     def watch_streams(self, created: Callable[[str], None]) -> Callable[[], None]:

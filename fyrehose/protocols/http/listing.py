@@ -6,7 +6,7 @@ names     -> the bounds, and the two ends of a stream -> ... -> one JSON object 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -23,15 +23,11 @@ Listing = Generator[None, None, T]
 MOST_COMPARED = 100
 
 
-def matching(pattern: Pattern, streams: Collection[str]) -> Listing[list[str]]:
-    """Return the names among *streams* that *pattern* covers, in their order.
-
-    :param streams: all names, which do not change meanwhile
-    """
-    names = iter(streams)
+def matching(pattern: Pattern, streams: Iterator[str]) -> Listing[list[str]]:
+    """Return the names among *streams* that *pattern* covers, in their order."""
     found: list[str] = []
-    for _ in range(0, len(streams), MOST_COMPARED):
-        found += filter(pattern.covers, islice(names, MOST_COMPARED))
+    while names := [*islice(streams, MOST_COMPARED)]:
+        found += filter(pattern.covers, names)
         yield
     return found
 

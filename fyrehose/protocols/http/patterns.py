@@ -19,6 +19,7 @@ from fyrehose.errors import Closed, Forbidden
 from fyrehose.interfaces import IConnectedSink, ISubscription
 from fyrehose.patterns import Pattern
 from fyrehose.protocols.http.answers import UNNUMBERED, Form, LiveAnswer
+from fyrehose.protocols.http.listing import Listing, matching
 from fyrehose.protocols.http.session import PROTOCOL
 from fyrehose.records import Delivery
 
@@ -70,9 +71,12 @@ class PatternAnswer(LiveAnswer):
 
     def follow(
         self, place: Callable[[str], int | None] | None = None, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Subscribe to the streams, and start sending.
+    ) -> Listing[bool]:
+        """Subscribe to the streams, and start sending, in steps.
 
+        Streams that begin meanwhile are followed, too.
+
+        :return: whether the answer has begun; False: the peer left, or the request was answered otherwise
         :param place: returns the acknowledged number of a stream, or None if the named subscription does not cover it;
             None: there is no named subscription
         :raises TooManySubscriptions: the peer's address, or the memory budget, has no room for subscriptions to all
@@ -80,13 +84,19 @@ class PatternAnswer(LiveAnswer):
         """
         broker = self.connection.broker
         self._place = place
-        try:
-            for stream in list(filter(self._pattern.covers, broker.streams())):
-                self._add(stream, None)
-        except Forbidden:
-            self._end_parts()
-            raise
         self._stop_watching = broker.watch_streams(self._created)
+        try:
+            for stream in (yield from matching(self._pattern, broker.streams())):
+                self._add(stream, None)
+                yield
+                if not self.connection.answering:
+                    break
+        except Forbidden:
+            self.stopProducing()
+            raise
+        if not self.connection.answering:
+            self.stopProducing()
+            return False
         self.connection.session.start(200, self.form.media_type, headers)
         self._begun = True
         self._send_event("begin", {"epoch": broker.epoch})
@@ -94,6 +104,7 @@ class PatternAnswer(LiveAnswer):
         early, self._early = self._early, []
         for kind, value in early:
             self._emit(kind, value)
+        return True
 
     def pauseProducing(self) -> None:
         super().pauseProducing()
@@ -120,7 +131,7 @@ class PatternAnswer(LiveAnswer):
     def lost(self, stream: str, reason: Exception) -> None:
         """End the answer if the server closes or no stream is left, otherwise report that *stream* is lost."""
         self._parts.pop(stream, None)
-        if isinstance(reason, Closed) or not self._parts:
+        if self._begun and (isinstance(reason, Closed) or not self._parts):
             self.ended(reason)
             return
         self._report(f"stream {stream!r} is not followed any more: {reason}")

@@ -14,6 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any, ClassVar, TypeVar
@@ -373,16 +374,24 @@ class HttpProtocol(WebProtocol):
         """
         headers = {**self._origin(), **headers}
         if event.pattern is not None and event.request.method != "HEAD":
-            following = PatternAnswer(self, event.pattern, _form_of(event, UNNUMBERED))
-            following.follow(place, headers)
-            self._streamed = following
-        elif event.pattern is not None:
+            answer = PatternAnswer(self, event.pattern, _form_of(event, UNNUMBERED))
+            steps = SteppedWork(self.broker.turns, answer.follow(place, headers), self.network)
+            self.call(steps.begin(), partial(self._following, answer))
+            return
+        if event.pattern is not None:
             self.session.start(200, EVENTS, headers)
             self.session.end()
         else:
             self._send_stream(event, after, headers)
         if self._input_ended:
             self.timers.start(0, self._end_follower)
+
+    def _following(self, answer: PatternAnswer, begun: bool) -> None:
+        if begun:
+            self._streamed = answer
+            if self._input_ended:
+                self.timers.start(0, self._end_follower)
+            self.proceed()
 
     def _send_stream(self, event: Live, after: int | None, headers: Mapping[str, str]) -> None:
         """Start an answer with the events of one stream behind number *after*.

@@ -46,7 +46,7 @@ def test_one_step_compares_a_bounded_number_of_names_with_a_pattern(count: int) 
             compared.append(stream)
             return super().covers(stream)
 
-    listing = matching(Counted("*.1"), names)
+    listing = matching(Counted("*.1"), iter(names))
     for _ in range(0, count, MOST_COMPARED):
         before = len(compared)
         next(listing)

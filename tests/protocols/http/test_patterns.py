@@ -17,6 +17,7 @@ from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.net.turns import STEPS
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -199,6 +200,62 @@ def test_the_number_of_streams_is_limited() -> None:
     world.publish("logs.d", b"x")
     assert peer.hear().count(b"more than 1000 streams match") == 1
     assert len(world.broker.fanout.cursors) == patterns.MOST_STREAMS == 1_000
+
+
+class TestWhileStreamsAreBeingSubscribed:
+    """A server with so many streams that the answer to a pattern begins in a later turn."""
+
+    def asked(self) -> tuple[World, HttpPeer]:
+        world = World()
+        for number in range(2 * STEPS):
+            world.publish(f"logs.{number}", b"old")
+        peer = world.ask("GET /streams/*/live?match=logs.*")
+        assert 0 < len(world.broker.fanout.cursors) <= STEPS
+        assert peer.transport.value() == b""
+        return world, peer
+
+    def test_a_stream_that_begins_is_followed_from_its_first_record(self) -> None:
+        world, peer = self.asked()
+        world.publish("logs.new", b"1")
+        world.publish("logs.new", b"2")
+        world.publish("logs.0", b"new")
+        heard = []
+        while not (events := peer.events()):
+            assert world.clock.getDelayedCalls()
+        while events:
+            heard += events
+            events = peer.events()
+        assert [number for stream, number in heard if stream == "logs.new"] == [1, 2]
+        assert ("logs.0", 2) in heard
+        assert len(world.broker.fanout.cursors) == 2 * STEPS + 3
+
+    def test_a_peer_that_leaves_ends_it(self) -> None:
+        world, peer = self.asked()
+        peer.leave()
+        peer.hear()
+        world.publish("logs.new", b"x")
+        assert len(world.broker.fanout.cursors) == 0
+
+    def test_a_server_that_closes_answers_with_503(self) -> None:
+        world, peer = self.asked()
+        peer.protocol.hang_up()
+        assert peer.hear().startswith(b"HTTP/1.1 503")
+        assert len(world.broker.fanout.cursors) == 0
+
+    def test_the_answer_begins_though_all_streams_so_far_are_retired(self) -> None:
+        world, peer = self.asked()
+        world.broker.retire([stream for stream in world.journal.ends() if stream != "other"])
+        assert peer.hear().startswith(b"HTTP/1.1 200")
+        world.publish("logs.new", b"x")
+        assert peer.events() == [("logs.new", 1)]
+
+    def test_one_address_may_have_no_more_subscriptions_than_its_limit(self) -> None:
+        world = World(limits=PeerLimits(subscriptions=STEPS + 10))
+        for number in range(2 * STEPS):
+            world.publish(f"logs.{number}", b"old")
+        assert world.ask("GET /streams/*/live?match=logs.*").answer()[0] == 429
+        world.publish("logs.new", b"x")
+        assert len(world.broker.fanout.cursors) == 0
 
 
 def test_subscriptions_count_against_the_limit_of_the_address() -> None:
