@@ -377,9 +377,10 @@ class IBroker(Interface):
         """
 
     def watch_streams(created: Callable[[str], None]) -> Callable[[], None]:
-        """Call *created* with the name of each stream that is created and that the peer may subscribe to.
+        """Call *created* with the name of each stream that begins from now on and that the peer may subscribe to.
 
-        The call comes before the stream has a record, so a subscription that begins at 0 misses no record.
+        The call comes when records of the stream are durable, in turns; :meth:`streams` returns all that began before.
+        A subscription that begins at 0 misses no record.
 
         :return: a function that ends the calls
         """

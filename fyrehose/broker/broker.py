@@ -28,6 +28,7 @@ from fyrehose.broker.publisher import PublishTotals, fire, publish_deferred
 from fyrehose.broker.quotas import STREAMS, NamedRoom, NewStreams, PeerLimits, Subscriptions
 from fyrehose.broker.run_checks import check_names
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.broker.stream_watch import StreamWatch
 from fyrehose.broker.streams import UNLIMITED, StreamRules
 from fyrehose.errors import (
     Closed,
@@ -137,8 +138,8 @@ class Broker(Peer):
     _stuck: list[WeakMethod[Callable[[str], None]]] = attrs.field(factory=list, init=False)
     _new_streams: NewStreams = attrs.field(init=False)
     fanout: Fanout = attrs.field(init=False)
-    #: called with each stream that is created
-    _created: list[Callable[[str], None]] = attrs.field(factory=list, init=False)
+    #: who is told of new streams
+    stream_watch: StreamWatch = attrs.field(init=False)
     #: the largest payload that each stream takes, in bytes
     largest: dict[str, int] = attrs.field(factory=dict, init=False)
     _restricted: dict[str, int] = attrs.field(factory=dict, init=False)
@@ -153,6 +154,7 @@ class Broker(Peer):
         self.fanout = Fanout(self.turns, self.journal.read, self.journal.expired)
         self.subscriptions = Subscriptions(self.budget, self.limits.subscriptions)
         self._new_streams = NewStreams(self._most_new_streams)
+        self.stream_watch = StreamWatch(self.turns)
         publish = partial(publish_deferred, self.publisher(None, fire))
         self.once = PublishedOnce(
             self.journal, self.sequencer, self.budget, self.counters, self.keys_kept, self.most_keys, turns=self.turns
@@ -289,11 +291,6 @@ class Broker(Peer):
             last=last,
         )
 
-    def when_created(self, created: Callable[[str], None]) -> Callable[[], None]:
-        """Call *created* with the name of each stream that is created; return a function that ends the calls."""
-        self._created.append(created)
-        return lambda: self._created.remove(created)
-
     def retire_as(self, by: str, streams: Sequence[str]) -> Deferred[None]:
         """Retire *streams* without asking for rights.
 
@@ -387,6 +384,12 @@ class Broker(Peer):
             for state in (self.table.stream, self.once.stream):
                 if state.name in ends:
                     state.follow()
+            for stream in ends:
+                if stream not in self.largest:  # the leader has created it
+                    self.largest[stream] = self._max_payload(stream)
+                    self.stream_watch.unborn.add(stream)
+        if self.stream_watch.unborn:
+            self.stream_watch.durable(ends)
         if self.fanout.cursors:
             self.fanout.durable(ends)
         if self.table.entries:
@@ -474,6 +477,7 @@ class Broker(Peer):
         """Forget *streams*, which were created for a publish that is refused."""
         for stream in streams:
             del self.largest[stream]
+            self.stream_watch.unborn.discard(stream)
 
     def _check(self, run: Run, created: list[str], peer: Identity | None) -> None:
         check_names(run)
@@ -510,10 +514,6 @@ class Broker(Peer):
                 "that exists, or set new-streams = true in a [[stream]] table"
             )
         largest = self.largest[stream] = self._max_payload(stream)
+        self.stream_watch.unborn.add(stream)
         self.table.stream_created(stream)
-        for created in list(self._created):
-            try:
-                created(stream)
-            except Exception:  # an error of one watcher must not fail the publish, nor hide the stream from the others
-                log.failure("a watcher of new streams failed at {stream!r}; please report this bug", stream=stream)
         return largest

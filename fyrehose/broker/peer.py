@@ -209,7 +209,7 @@ class Peer:
             if not stream.startswith(".") and self.permits(Action.SUBSCRIBE, stream):
                 created(stream)
 
-        return self.broker.when_created(permitted)
+        return self.broker.stream_watch.watch(permitted)
 
     def exists(self, stream: str) -> bool:
         self.check(Action.SUBSCRIBE, stream)
