@@ -248,6 +248,31 @@ def test_a_delayed_connection_is_not_read_and_makes_no_tls_object(authority: Aut
     assert (waiting.transport.reads, world.count("connections")) == (True, before + 1)
 
 
+def test_a_delayed_connection_is_served_with_the_files_of_a_reload_meanwhile(
+    authority: Authority, tmp_path: Path
+) -> None:
+    world = World(authority)
+    world.fail(client(authority), 5.0)
+    other = Authority(tmp_path, "other")
+    own = other.issue("server", "localhost")
+    waiting = [world.connect(client(each, "writer")) for each in (authority, other)]
+    settings = attrs.evolve(
+        world.inner.settings,
+        tls_certificate=own.certificate,
+        tls_key=own.key,
+        tls_authorities=other.certificate,
+    )
+    prepared = world.outer.tls.prepare(settings)
+    world.inner.configure(settings)
+    prepared.apply()
+    heard = []
+    for each in waiting:
+        world.finish(each)
+        assert each is not None
+        heard.append(each.heard)
+    assert heard == [b"", b"ok hello\n"], "only the second client trusts the new certificate"
+
+
 @pytest.mark.parametrize("waiting", [MOST_OF_ONE - 1, MOST_OF_ONE])
 def test_the_delayed_connections_of_one_network_are_limited(authority: Authority, waiting: int) -> None:
     world = World(authority)

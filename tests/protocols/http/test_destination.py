@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
+from fyrehose.broker.broker import Broker
+from fyrehose.broker.quotas import PeerLimits
+from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed
 from fyrehose.forward.destination import DONE, Around, BatchOutcome, place, template
+from fyrehose.forward.engine import Forwarding
 from fyrehose.protocols.http.destination import MOST, MOST_BYTES, FyrehoseSender, FyrehoseTable, fyrehose, longest
+from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
+from fyrehose.testing import ClientSide, MemoryJournal
 from fyrehose.web.client_session import ServerAnswer
 
 
@@ -175,6 +182,54 @@ def test_every_record_is_stored_once_however_often_forwarders_are_killed(data: s
     if acknowledged < len(payloads):
         assert sent(sender_to(server), run_of(payloads[acknowledged:], acknowledged + 1)) == DONE
     assert server.records == payloads
+
+
+class Door:
+    """A real server that lets its peers create only one stream each."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.broker = Broker(self.clock, MemoryJournal(), Sequencer(), limits=PeerLimits(streams=1))
+        self.broker.open()
+        self.factory = HttpFactory(self.broker, HttpSettings(), self.clock)
+
+    async def ask(self, method: str, target: str, body: bytes, headers: Any) -> ServerAnswer:
+        peer = ClientSide.connect(self.factory, self.clock)
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        peer.send(
+            f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{fields}\r\n".encode()
+        )
+        peer.send(body)
+        head, _, content = peer.received().partition(b"\r\n\r\n")
+        return ServerAnswer(int(head.split()[1]), {b"content-type": b"application/json"}, content)
+
+    def allow(self, streams: int) -> None:
+        self.broker.change_limits(self.broker.rules, PeerLimits(streams=streams), 1_000, 1_000)
+
+    def stored(self) -> dict[str, list[bytes]]:
+        ends = [stream for stream in self.broker.journal.ends() if not stream.startswith(".")]
+        runs = {stream: self.broker.read(stream, 1, 1 << 20) for stream in ends}
+        return {stream: [bytes(payload) for run in runs[stream] for payload in run.payloads()] for stream in ends}
+
+
+def test_records_beyond_the_quota_of_streams_wait_until_the_server_has_room_for_them() -> None:
+    door, acknowledged, letters = Door(), list[tuple[str, int]](), Server()
+    table = FyrehoseTable(name="n", streams="s*", to=(place("fyrehose://h:8117"),), linger=0.0)
+    tailer = SimpleNamespace(pause=None, resume=None)
+    forwarding = Forwarding(door.clock, table, tailer, sender_to(door), sender_to(letters))
+    for stream in ("s1", "s2", "s3"):
+        taken = forwarding.take(Run.of(stream, [b"1", b"2", b"3"], source="figg", first_seq=1))
+        taken.addCallback(lambda seq, stream=stream: acknowledged.append((stream, seq)))
+    working = Deferred.fromCoroutine(forwarding.run())
+    for allowed in (1, 2, 3):
+        door.allow(allowed)
+        door.clock.advance(100.0)
+        door.clock.advance(100.0)
+        assert door.stored() == {f"copy.s{number}": [b"1", b"2", b"3"] for number in range(1, allowed + 1)}
+        assert ("server.streams-per-address" in forwarding.error) == (allowed < 3)
+    assert acknowledged == [("s1", 3), ("s2", 3), ("s3", 3)]
+    assert letters.records == []
+    working.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
 
 
 def test_sender_uses_the_servers_and_the_token_of_its_table() -> None:
