@@ -184,6 +184,19 @@ def test_a_growing_frame_that_ends_waits_no_more() -> None:
     assert (second.reads, slots.used) == (False, 0)
 
 
+def test_a_slow_frame_that_outgrows_its_slot_gives_way_to_another_one() -> None:
+    slots = Slots(100)
+    [_], [growing], [slow] = (
+        frames(slots, 20),
+        frames(slots, 30, network="b"),
+        frames(slots, 30, network="c", slow=True),
+    )
+    growing.grow(40)
+    slow.grow(40)
+    slots.relieve(RELIEF_S)
+    assert (growing.reads, slow.ended, slots.used, slots.waiting) == (True, True, 90, False)
+
+
 def test_nothing_is_given_while_memory_becomes_free_otherwise() -> None:
     held_up = True
     slots = Slots(100, lambda: held_up)

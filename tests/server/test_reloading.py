@@ -19,6 +19,7 @@ from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.journal.settings import JournalSettings
+from fyrehose.net.connections import descriptors_for
 from fyrehose.options import typed
 from fyrehose.server.config import Config, ServerSettings
 from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
@@ -77,7 +78,8 @@ class World:
         self.reactor = Reactor()
         options = Options()
         options.parseOptions(["--config", str(folder / "fyrehose.toml"), "--data-dir", str(folder / "data")])
-        own = attrs.evolve(Ending().own, descriptors=lambda: 200_000)
+        self.descriptors = 200_000  #: how many file descriptors connections may use
+        own = attrs.evolve(Ending().own, descriptors=lambda: self.descriptors)
         self.server = ServerProcess(
             self.reactor, options.resolved, reread=options.resolve, own=own, make_journal=lambda *_, **__: Journal()
         )
@@ -130,6 +132,15 @@ def test_limits_and_origins_of_a_listener_change_for_new_connections(world: Worl
     assert service.factory.limits.message == 1 << 20
     assert service.factory.origins.allowed == ("https://dash.example",)
     assert world.reload(PAGE).changed[0] == "http.max-payload: 1MiB -> 16MiB"
+
+
+def test_listeners_stay_within_the_file_descriptors_after_a_reload(world: World) -> None:
+    world.descriptors = 1_000
+    assert world.reload(PAGE + "[option.http]\nmax-connections = 20000\n").changed == (
+        "http.max-connections: 10000 -> 20000",
+    )
+    most = [world.settings(name).max_connections for name in ("http", "figg")]
+    assert sum(map(descriptors_for, most)) <= 1_000, f"connections of {most} need more than 1,000 descriptors"
 
 
 def test_limits_of_the_server_and_retention_change_at_once(world: World) -> None:
