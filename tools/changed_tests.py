@@ -27,7 +27,7 @@ SCHEDULES = {
 #: The tests of Spark's code that start no Spark session, and take seconds.
 SPARK = (
     *(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds", "merging", "selection")),
-    *(f"tests/spark/test_{name}.py" for name in ("columns", "counting", "deltalog", "footers", "gaps")),
+    *(f"tests/spark/test_{name}.py" for name in ("columns", "counting", "deltalog", "footers", "gaps", "union")),
     "tests/spark/typed",
 )
 

@@ -180,5 +180,6 @@ def _streams(match: str) -> dataset.Expression:
     others = ~compute.starts_with(stream, ".")
     if match == "*":
         return others
-    found = compute.match_like(stream, re.sub(r"[\\%_]", r"\\\g<0>", match).replace("*", "%"))
+    # Not match_like(), which finds no names that end with a backslash.
+    found = compute.match_substring_regex(stream, rf"(?s)\A{'.*'.join(map(re.escape, match.split('*')))}\z")
     return found if match.startswith(".") else found & others

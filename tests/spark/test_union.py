@@ -11,12 +11,14 @@ import duckdb
 import pytest
 
 from fyrehose.errors import JournalError
+from fyrehose.patterns import Pattern
 from fyrehose.records import Run
 from fyrehose.spark import catalog
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import delete, optimize
-from fyrehose.spark.lake import Lake
+from fyrehose.spark.lake import Lake, lake_of
 from fyrehose.spark.union import attach, durable_records
+from tests.doubles.awkward import NAMES
 from tests.doubles.deltavectors import delete_rows
 
 Opener = Callable[..., Any]
@@ -73,6 +75,21 @@ def test_columns_and_filters_apply_to_the_lake_and_the_journal(written: Opener, 
             assert found == [(expected,)]
         servers = asked(connection, "select count(distinct server), bool_and(server != '') from fyrehose.records")
         assert servers == [(1, True)]
+
+
+def test_pattern_has_the_streams_that_it_has_everywhere_else(written: Opener, tmp_path: Path) -> None:
+    journal, lake = written(), tmp_path / "lake"
+    streams = (*NAMES, "a_b", "axb", "a%b", "a\\b", "ab", ".a_b")
+    patterns = {name[:2] + "*" for name in streams} | {"*" + name[-2:] for name in streams} | {*streams, "*", "a*b"}
+    for half in (streams[::2], streams[1::2]):
+        journal.append(*(some(1, stream) for stream in half))
+        if half[0] == streams[0]:
+            archive(None, str(journal.directory), lake)
+    target = lake_of(lake, None)
+    for pattern in sorted(patterns):
+        batches = durable_records(target, str(journal.directory), match=pattern).batches(["stream"])
+        found = [stream for batch in batches for stream in batch["stream"].to_pylist()]
+        assert sorted(found) == sorted(filter(Pattern(pattern).covers, streams)), f"pattern {pattern!r}"
 
 
 def test_deleted_rows_stay_deleted(written: Opener, tmp_path: Path) -> None:
