@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from fyrehose.broker.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NewStreams, PeerLimits, Subscriptions
-from fyrehose.errors import TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
+from fyrehose.broker.quotas import MOST_PEERS, STREAMS, SUBSCRIPTION, NamedRoom, NewStreams, PeerLimits, Subscriptions
+from fyrehose.errors import TooManyNamedSubscriptions, TooManyStreams, TooManyStreamsFromPeer, TooManySubscriptions
 from fyrehose.identity import Identity
 from fyrehose.net.inflight import InFlight
 from tests.doubles.references import references
@@ -104,6 +106,22 @@ def test_the_default_number_of_subscriptions_is_allowed_and_one_more_is_refused(
     subscriptions.take("10.0.0.2")
     subscriptions.release("10.0.0.1")
     subscriptions.take("10.0.0.1")
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 9, 10, 12])
+def test_one_creator_of_named_subscriptions_has_half_of_a_limit_that_has_changed(most: int) -> None:
+    room, created = NamedRoom(InFlight(), 10), Counter[str]()
+    room.change(most)
+    for creator in ("10.0.0.1", "10.0.0.2", ""):
+        with suppress(TooManyNamedSubscriptions):
+            while True:
+                room.check("n", creator, 1)
+                room.count(creator, 1, 0)
+                created[creator] += 1
+    half = (most + 1) // 2
+    assert created == +Counter({"10.0.0.1": half, "10.0.0.2": most - half})
+    room.change(2 * most + 2)
+    assert room.left("10.0.0.1") == most + 1 - half
 
 
 def test_subscriptions_of_one_address_use_less_than_a_tenth_of_the_budget() -> None:

@@ -19,6 +19,7 @@ from fyrehose.protocols.http.acknowledging import MOST_STREAMS, Acknowledger
 from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from tests.doubles.answering import EndingTransport
+from tests.doubles.awkward import NAMES, NOT_UTF8
 
 
 class Bench:
@@ -80,6 +81,14 @@ def test_report_is_answered_with_the_subscription(bench: Bench) -> None:
     assert isinstance(failure, Failure)
     assert failure.getErrorMessage() == "status 404: there is none"
     asking.addErrback(lambda _: None)
+
+
+def test_each_name_of_a_stream_is_acknowledged_as_it_was_received(bench: Bench) -> None:
+    for seq, name in enumerate((*NAMES, *(raw.decode(errors="surrogateescape") for raw in NOT_UTF8)), 1):
+        bench.acknowledger.acknowledge(seq, 1, name)
+        body = bench.connections[-1][1].value().rpartition(b"\r\n\r\n")[2]
+        assert json.loads(body.decode(errors="surrogateescape"))["positions"] == {name: seq}
+        bench.answer(200)
 
 
 def test_waiting_acknowledgements_of_a_stream_become_one_request(bench: Bench) -> None:
