@@ -43,7 +43,7 @@ class StreamWatch:
         return lambda: self._watchers.pop(watcher, None)
 
     def durable(self, streams: Collection[str]) -> None:
-        """Tell the watchers of those of *streams*, which have new durable records, that are unborn."""
+        """Tell the watchers which of *streams* have begun; each of these has new durable records."""
         begun = [stream for stream in streams if stream in self.unborn]
         self.unborn.difference_update(begun)
         if self._watchers:
