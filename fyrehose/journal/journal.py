@@ -53,8 +53,7 @@ from fyrehose.journal.retention import Deletion
 from fyrehose.journal.room import Room
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.slow_disk import SlowDisk
-from fyrehose.journal.store import Caches, Store
-from fyrehose.journal.streams import StreamLimits
+from fyrehose.journal.store import Store
 from fyrehose.journal.upkeep import Upkeep
 from fyrehose.journal.writer import Applied, Committed, NoRoom, Rolled, SyncFailed, Writer
 from fyrehose.net.turns import Turns
@@ -92,8 +91,6 @@ class FileJournal:
     :ivar stream_age: returns the maximum age of a stream's records, in seconds, 0: no limit; older records are not
         served; None: no stream has a limit
     :ivar gate: the gate that decides when a synced commit is released, and whether publishes are accepted
-    :ivar caches: how much the store keeps in memory
-    :ivar stream_limits: how many streams are listed and remembered
     :ivar meters: the measurements
     :ivar report: the result of recovery
     :ivar store: reads what is durable
@@ -111,8 +108,6 @@ class FileJournal:
     turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.reactor), takes_self=True), kw_only=True)
     stream_age: Callable[[str], float] | None = attrs.field(default=None, kw_only=True)
     gate: IGate = attrs.field(factory=LocalGate, kw_only=True)
-    caches: Caches = attrs.field(factory=Caches, kw_only=True)
-    stream_limits: StreamLimits = attrs.field(factory=StreamLimits, kw_only=True)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     meters: JournalMeters = attrs.field(factory=JournalMeters, kw_only=True)
     store: Store = attrs.field(init=False)
@@ -161,10 +156,9 @@ class FileJournal:
             self.gate,
             self._clock,
             self.meters.sync_seconds,
-            self.stream_limits,
         )
         self._upkeep = Upkeep(self.reactor, self._log, self.files, self._call, self._broke)
-        self.store = Store(self.directory, self.files, self._upkeep.store_index, self.caches)
+        self.store = Store(self.directory, self.files, self._upkeep.store_index, self.settings.caches)
         self._readable = readable = Readable(self.store)
         readable.limit_ages(self.stream_age)
         self.bounds, self.expired, self.ends = readable.bounds, readable.expired, readable.ends

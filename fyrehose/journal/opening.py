@@ -20,7 +20,6 @@ from fyrehose.journal.gate import IGate
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.streams import StreamLimits
 from fyrehose.journal.writer import NoRoom, SyncFailed, Writer
 from fyrehose.observe.meters import Histogram
 
@@ -30,7 +29,6 @@ class OpenLog:
     """The log of a journal, which no other process writes while this one has the directory's lock.
 
     :ivar sync_seconds: durations of the syncs of segments
-    :ivar stream_limits: how many streams are listed and remembered
     :ivar report: the result of recovery
     :ivar lock: the descriptor of the directory's lock; negative while the directory is not locked
     """
@@ -41,7 +39,6 @@ class OpenLog:
     gate: IGate
     clock: RecordClock
     sync_seconds: Histogram
-    stream_limits: StreamLimits = attrs.field(factory=StreamLimits)
     report: Recovered = attrs.field(init=False)
     writer: Writer = attrs.field(init=False)
     lock: int = attrs.field(default=-1, init=False)
@@ -92,7 +89,7 @@ class OpenLog:
             self.files,
             self.sync_seconds,
             self.gate.handover,
-            self.stream_limits,
+            settings.stream_limits,
         )
         try:
             writer.open(self.clock.start(found.time))

@@ -6,6 +6,7 @@ import re
 
 import attrs
 
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.options import boolean, duration, fixed, option, size
 
 
@@ -38,6 +39,29 @@ def durability(text: str) -> Durability:
 
 
 @attrs.frozen(kw_only=True)
+class Caches:
+    """How much a store keeps in memory.
+
+    :ivar batches: bytes of batches, of which live subscribers read the last ones; a single larger one is kept all the
+        same
+    :ivar indexes: bytes of indexes of sealed segments; a single larger one is kept all the same, and one with 100,000
+        streams takes several MiB
+    :ivar files: number of segments that are kept open; the process reserves 64 file descriptors for its own use
+    :ivar places: number of positions that are remembered at which a read stopped, because the next read of the stream
+        often continues there
+    :ivar enough: how many bytes a read scans that has found records already
+    :ivar ahead: how many bytes of a segment are read at once
+    """
+
+    batches: int = 32 << 20
+    indexes: int = 64 << 20
+    files: int = 32
+    places: int = 1_024
+    enough: int = 1 << 20
+    ahead: int = 256 << 10
+
+
+@attrs.frozen(kw_only=True)
 class JournalSettings:
     """The options of the journal, which a configuration has as ``journal.NAME``."""
 
@@ -65,3 +89,5 @@ class JournalSettings:
     )
     quarantine: bool = option(False, boolean, "set damaged ranges aside as gaps instead of refusing to start")
     verify: int = fixed(256 << 20)  #: bytes of sealed segments to check at the start, the newest first
+    caches: Caches = fixed(Caches())  #: how much is kept in memory
+    stream_limits: StreamLimits = fixed(StreamLimits())  #: how many streams are listed and remembered

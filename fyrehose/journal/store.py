@@ -19,41 +19,12 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.index import SPACING, Index, PackedIndex, SegmentIndex, index_limit
 from fyrehose.journal.packing import StoredBatch, batch_of, grouped
 from fyrehose.journal.recovery import damaged
+from fyrehose.journal.settings import Caches
 from fyrehose.journal.snapshots import Snapshot, load
 from fyrehose.records import Run
 
-#: Size of the cache of batches, in bytes; live subscribers read the batches that were written last.
-CACHE = 32 << 20
-#: Size of the cache of indexes of sealed segments, in bytes; an index with 100,000 streams takes several MiB.
-INDEXES = 64 << 20
 #: How many snapshots are cached; a snapshot of 100,000 streams takes about 5 MiB.
 SNAPSHOTS = 4
-#: How many sealed segments are kept open; the process reserves 64 file descriptors for its own use.
-OPEN = 32
-#: A read that has found records returns them after scanning this many bytes.
-ENOUGH = 4 * scan.AHEAD
-#: How many positions are remembered at which a read stopped, because the next read of the stream often continues there.
-PLACES = 1_024
-
-
-@attrs.frozen(kw_only=True)
-class Caches:
-    """How much a store keeps in memory.
-
-    :ivar batches: bytes of batches; a single larger one is kept all the same
-    :ivar indexes: bytes of indexes of sealed segments; a single larger one is kept all the same
-    :ivar files: number of segments that are kept open
-    :ivar places: number of positions that are remembered
-    :ivar enough: how many bytes a read scans that has found records already
-    :ivar ahead: how many bytes of a segment are read at once
-    """
-
-    batches: int = CACHE
-    indexes: int = INDEXES
-    files: int = OPEN
-    places: int = PLACES
-    enough: int = ENOUGH
-    ahead: int = scan.AHEAD
 
 
 @attrs.define(eq=False)

@@ -84,9 +84,9 @@ class Histories(RuleBasedStateMachine):
                 keep_bytes=self.keep,
                 durability=durability(mode),
                 verify=1 << 30,
+                stream_limits=self.limits,
             ),
             worker=InlineWorker(),
-            stream_limits=self.limits,
         )
         opened: list[Any] = []
         self.journal.open(self.told).addBoth(opened.append)

@@ -59,15 +59,14 @@ class Author:
         def now() -> int:
             return NEW_YEAR + int(self.clock.seconds() * 1_000_000)
 
-        settings = {"min_free": 0, "segment_size": 2 << 10} | settings
+        chosen: dict[str, Any] = {"min_free": 0, "segment_size": 2 << 10, "stream_limits": self.limits} | settings
         self.journal = FileJournal(
             self.clock,
             self.directory,
-            JournalSettings(**settings),
+            JournalSettings(**chosen),
             now=now,
             monotonic=now,
             worker=InlineWorker(),
-            stream_limits=self.limits,
         )
         ends: list[Any] = []
         self.journal.open(Silent()).addBoth(ends.append)

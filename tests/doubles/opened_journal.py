@@ -17,8 +17,6 @@ from fyrehose.journal.commit import InlineWorker, Pace, Worker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
-from fyrehose.journal.store import Caches
-from fyrehose.journal.streams import StreamLimits
 from fyrehose.records import Record, Run
 from tests.doubles.appending import append_runs
 from tests.doubles.killed import close_files
@@ -101,8 +99,6 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
         pace: Pace | None = None,
         stream_age: Callable[[str], float] | None = None,
         directory: Path = tmp_path / "j",
-        caches: Caches | None = None,
-        stream_limits: StreamLimits | None = None,
         **settings: Any,
     ) -> Bench:
         clock, observer = Clock(), Observer()
@@ -117,8 +113,6 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             worker=worker or InlineWorker(),
             pace=pace,
             stream_age=stream_age,
-            caches=caches or Caches(),
-            stream_limits=stream_limits or StreamLimits(),
         )
         opened: list[Any] = []
         journal.open(observer).addBoth(opened.append)

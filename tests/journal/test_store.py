@@ -15,7 +15,8 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.index import PackedIndex, SegmentIndex
-from fyrehose.journal.store import Caches, Store
+from fyrehose.journal.settings import Caches
+from fyrehose.journal.store import Store
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 from tests.doubles.appending import append_runs

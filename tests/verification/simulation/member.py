@@ -96,13 +96,12 @@ class Member(Server):
         return replicated(
             self.host,
             directory,
-            self.settings,
+            attrs.evolve(self.settings, stream_limits=StreamLimits(reserve=RESERVE)),
             files=self.files,
             now=self.world.now,
             monotonic=self.world.monotonic,
             worker=self.worker,
             pace=Far(),
-            stream_limits=StreamLimits(reserve=RESERVE),
             replication=attrs.evolve(
                 cluster.replication,
                 name=self.alias,

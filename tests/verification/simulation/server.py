@@ -246,13 +246,12 @@ class Server:
         return FileJournal(
             self.host,
             directory,
-            attrs.evolve(self.settings, quarantine=self.quarantine),
+            attrs.evolve(self.settings, quarantine=self.quarantine, stream_limits=StreamLimits(reserve=RESERVE)),
             files=self.files,
             now=self.world.now,
             monotonic=self.world.monotonic,
             worker=self.worker,
             pace=self.worker,
-            stream_limits=StreamLimits(reserve=RESERVE),
         )
 
     def _ended(self, reason: Exception) -> None:
