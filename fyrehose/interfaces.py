@@ -56,7 +56,7 @@ class FileLag:
     """The lag of a subscription to the journal's files.
 
     :ivar behind: how many bytes of the log the subscription has not read
-    :ivar time: when this server saw its last update, or started, by :attr:`IJournal.record_time`
+    :ivar time: when this server saw its last update, or started, by :attr:`IJournal.clock`
     """
 
     name: str
@@ -117,13 +117,10 @@ class IJournal(Interface):
         "The identity of the journal as a short text, the same in every copy; a number means the same record only in "
         "the same epoch.  Empty if the journal has none yet."
     )
-    record_time = Attribute(
-        "Called for the time that a record would get now, in microseconds since 1970 UTC: the clock for all state that "
-        "outlives a connection, because it does not follow a wall clock that may be wrong."
-    )
-    monotonic = Attribute(
-        "Called for the microseconds of a clock that never steps, not even with the wall clock: the clock for how long "
-        "state that outlives a connection is kept."
+    clock = Attribute(
+        "The clock of all state that outlives a connection.  now() returns the time that a record would get now, in "
+        "microseconds since 1970 UTC, and does not follow a wall clock that may be wrong.  monotonic() returns the "
+        "microseconds of a clock that never steps, for how long such state is kept."
     )
     meters = Attribute("The measurements: fyrehose.observe.meters.JournalMeters.")
     window = Attribute("How many bytes of submitted publishes the journal writes in a short time.")
@@ -287,8 +284,8 @@ class IBroker(Interface):
 
     standing = Attribute("What this server is now: see IJournal.standing.")
     epoch = Attribute("See IJournal.epoch.")
-    record_time = Attribute("See IJournal.record_time.")
-    monotonic = Attribute("See IJournal.monotonic.")
+    record_time = Attribute("Called for the time of IJournal.clock.")
+    monotonic = Attribute("Called for the microseconds of the clock of IJournal.clock that never steps.")
     named = Attribute("The subscriptions, as the peer may use them: see fyrehose.broker.consuming.Consuming.")
 
     def when_leading() -> Deferred[None]:

@@ -167,7 +167,7 @@ class Broker(Peer):
             streams=lambda: self.largest.keys(),
             admit=self.admit_letter,
             forget_streams=self.forget_streams,
-            now=self.journal.record_time,
+            now=self.journal.clock.now,
             turns=self.turns,
         )
 

@@ -70,7 +70,7 @@ class Known:
     :ivar digest: the digest of the messages
     :ivar holder: the peer for which the key counts; empty: the server, or unknown
     :ivar record: the number of the key's latest record in the stream of the keys
-    :ivar since: when the key was published or recovered, in microseconds of :attr:`.IJournal.monotonic`
+    :ivar since: when the key was published or recovered, in microseconds of :attr:`.IJournal.clock`
     :ivar waiting: the repetitions that wait until the publish is durable; None: it is durable
     """
 
@@ -175,7 +175,7 @@ class PublishedOnce:
     def apply(self, record: Record) -> None:
         """Remember the key of *record*; skip a record that is invalid, because no other depends on it."""
         try:
-            known = unpack(record, self.journal.monotonic())
+            known = unpack(record, self.journal.clock.monotonic())
         except ValueError:
             log.warn("record {seq} of stream {stream} is invalid: its key is forgotten", seq=record.seq, stream=STREAM)
             return
@@ -214,7 +214,7 @@ class PublishedOnce:
                 "again with the same key in a few seconds, or raise server.memory"
             )
         number = self.sequencer.last(STREAM) + 1
-        known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.journal.monotonic(), [])
+        known = Known(name, self.sequencer.last(stream) + 1, digest, holder, number, self.journal.clock.monotonic(), [])
         behind = self._find_behind(number)
         own = self.stream.draft(*(each.packed() for each in (known, behind) if each is not None))
         self._known[name] = known
@@ -297,14 +297,14 @@ class PublishedOnce:
         """Count and log that key *out* was forgotten early, to make room for a key of *holder*."""
         detail = (
             f"a key of {out.holder or 'the server'}, which has the most of all {self.capacity}, was kept for "
-            f"{(self.journal.monotonic() - out.since) // 1_000_000} s only; send fewer keys"
+            f"{(self.journal.clock.monotonic() - out.since) // 1_000_000} s only; send fewer keys"
         )
         if self.capacity < self.most:
             detail += ", or raise server.memory to keep more"
         self.counters.refuse(log, "server", "key-displaced", holder, detail, apart=out.holder, every=LOG_EVERY)
 
     def _is_old(self, known: Known) -> bool:
-        return bool(self.journal.monotonic() - known.since >= self.kept * 1_000_000)
+        return bool(self.journal.clock.monotonic() - known.since >= self.kept * 1_000_000)
 
     def _forget(self, known: Known) -> None:
         if self._known.get(known.name) is known:

@@ -87,12 +87,12 @@ class Peer:
 
     def record_time(self) -> int:
         """Return the time that a record would get now, in microseconds since 1970 UTC; see :class:`.IJournal`."""
-        now: int = self.broker.journal.record_time()
+        now: int = self.broker.journal.clock.now()
         return now
 
     def monotonic(self) -> int:
         """Return the microseconds of a clock that never steps; see :class:`.IJournal`."""
-        now: int = self.broker.journal.monotonic()
+        now: int = self.broker.journal.clock.monotonic()
         return now
 
     # Rights.

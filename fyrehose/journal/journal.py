@@ -29,7 +29,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal import scan
-from fyrehose.journal.clock import RecordClock, monotonic_clock, wall_clock
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import (
     DEFERREDS,
     Commit,
@@ -80,8 +80,7 @@ class FileJournal:
 
     :ivar reactor: runs timers, and calls from the writer thread
     :ivar files: the system calls
-    :ivar now: the wall clock, in microseconds since 1970 UTC
-    :ivar monotonic: a clock that never steps, in microseconds
+    :ivar clock: gives records their times
     :ivar worker: runs blocking calls; None: a thread of its own, the writer thread
     :ivar pace: decides in which thread a commit runs; None: small commits run in the reactor's thread while the disk is
         fast or, if a *worker* is given, all commits run in the worker
@@ -100,8 +99,7 @@ class FileJournal:
     directory: Path
     settings: JournalSettings = attrs.field(factory=JournalSettings)
     files: Files = attrs.field(factory=Files, kw_only=True)
-    now: Callable[[], int] = attrs.field(default=wall_clock, kw_only=True)
-    monotonic: Callable[[], int] = attrs.field(default=monotonic_clock, kw_only=True)
+    clock: RecordClock = attrs.field(factory=RecordClock, kw_only=True)
     worker: Worker | None = attrs.field(default=None, kw_only=True)
     pace: Pace | None = attrs.field(default=None, kw_only=True)
     at_turn_end: Callable[[Callable[[], object]], object] | None = attrs.field(default=None, kw_only=True)
@@ -123,8 +121,6 @@ class FileJournal:
     retired: Callable[[], Mapping[str, int]] = attrs.field(init=False)
     read: Callable[[str, int, int], tuple[Run, ...]] = attrs.field(init=False)
     latest: Callable[[int, str], Iterator[Run]] = attrs.field(init=False)
-    record_time: Callable[[], int] = attrs.field(init=False)
-    _clock: RecordClock = attrs.field(init=False)
     _readable: Readable = attrs.field(init=False)
     _log: OpenLog = attrs.field(init=False)
     _room: Room = attrs.field(init=False)
@@ -147,14 +143,12 @@ class FileJournal:
     _idle: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._clock = RecordClock(self.now, self.monotonic)
-        self.record_time = self._clock.now
         self._log = OpenLog(
             self.directory,
             self.settings,
             self.files,
             self.gate,
-            self._clock,
+            self.clock,
             self.meters.sync_seconds,
         )
         self._upkeep = Upkeep(self.reactor, self._log, self.files, self._call, self._broke)
@@ -167,7 +161,7 @@ class FileJournal:
         self._room = Room(self.directory, self.files)
         self._slow_disk = SlowDisk(self.directory, self.meters)
         deletion = Deletion(self.directory, self.files)
-        self.keeper = Keeper(self.directory, self.settings, self.store, self._clock, deletion, self._call)
+        self.keeper = Keeper(self.directory, self.settings, self.store, self.clock, deletion, self._call)
         self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
@@ -285,7 +279,7 @@ class FileJournal:
             writer,
             self._worker,
             pace,
-            self._clock,
+            self.clock,
             self.gate.may_write,
             at_turn_end,
             self.gate.synced,
@@ -293,7 +287,7 @@ class FileJournal:
         )
         self._settled = 0
         self._upkeep.open = True
-        rolled = self._readable.open(writer, self.report, self.now())
+        rolled = self._readable.open(writer, self.report, self.clock.wall())
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE if self.gate.standing.may_write else JournalState.READ_ONLY
@@ -341,7 +335,7 @@ class FileJournal:
         self._settled += len(commit.items)
         if committed.batches:
             meters = self.meters
-            meters.recent.append((committed.size, (self.monotonic() - commit.began) / 1e6, committed.synced))
+            meters.recent.append((committed.size, (self.clock.monotonic() - commit.began) / 1e6, committed.synced))
             if len(meters.recent) >= MOST_RECENT:
                 meters.count()
         if committed.rolled is not None:
@@ -408,7 +402,7 @@ class FileJournal:
 
     def lead(self) -> Deferred[None]:
         """Prepare for commits as the leader; return a Deferred that fires when :meth:`accept` may be called."""
-        return self._call(lambda: self.writer.lead(self._clock.lead(self.writer.time)))
+        return self._call(lambda: self.writer.lead(self.clock.lead(self.writer.time)))
 
     def apply(self, position: int, data: bytes) -> Deferred[int]:
         """Write batches of the leader at *position*, the end of the log, sync them, and deliver their records.
@@ -492,10 +486,10 @@ class FileJournal:
             yield from self.keeper.check(self.writer.keep_from)
 
     def _check_clock(self) -> None:
-        for message in self._clock.messages():
+        for message in self.clock.messages():
             log.warn("{message}", message=message)
-        now = self._clock.now()
-        if not self._clock.in_doubt:
+        now = self.clock.now()
+        if not self.clock.in_doubt:
             self._readable.judge_ages(now)
 
     def _check_room(self) -> None:
@@ -581,7 +575,7 @@ class FileJournal:
         self._upkeep.cancel_sync()  # only now: commits that were under way may have scheduled a sync
         # If a commit has failed meanwhile, the log must not end with a note that the journal was closed in order.
         failed = JournalState.FAILED
-        closed = self._call(lambda: self.writer.close(in_order and self.state is not failed, self._clock.now()))
+        closed = self._call(lambda: self.writer.close(in_order and self.state is not failed, self.clock.now()))
         return closed.addErrback(self._not_in_order).addCallback(lambda _: self._unlock())
 
     def _not_in_order(self, failure: Failure) -> None:

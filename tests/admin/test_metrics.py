@@ -19,6 +19,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import IJournal
 from fyrehose.journal import subscriptions
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.observe.meters import (
@@ -166,7 +167,7 @@ def real(tmp_path: Path) -> Any:
     def microseconds() -> int:
         return int(clock.seconds() * 1_000_000)
 
-    journal = FileJournal(clock, tmp_path / "j", worker=InlineWorker(), now=microseconds, monotonic=microseconds)
+    journal = FileJournal(clock, tmp_path / "j", worker=InlineWorker(), clock=RecordClock(microseconds, microseconds))
     broker = Broker(clock, journal, Sequencer())
     broker.open()
     clock.advance(1)

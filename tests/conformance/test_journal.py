@@ -17,6 +17,7 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.errors import Closed, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -187,7 +188,7 @@ class OnDisk(Subject):
             JournalSettings(segment_size=1 << 20),
             worker=self.worker,
             files=FaultyFiles(self.disk),
-            now=self.now,
+            clock=RecordClock(self.now),
         )
 
     def now(self) -> int:

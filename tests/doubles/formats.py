@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import DEFERREDS, InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings, durability
@@ -64,8 +65,7 @@ class Author:
             self.clock,
             self.directory,
             JournalSettings(**chosen),
-            now=now,
-            monotonic=now,
+            clock=RecordClock(now, now),
             worker=InlineWorker(),
         )
         ends: list[Any] = []

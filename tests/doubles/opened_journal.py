@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker, Pace, Worker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -108,8 +109,7 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
             directory,
             JournalSettings(**settings),
             files=files or Files(),
-            now=now,
-            monotonic=monotonic or (lambda: int(clock.seconds() * 1_000_000)),
+            clock=RecordClock(now, monotonic or (lambda: int(clock.seconds() * 1_000_000))),
             worker=worker or InlineWorker(),
             pace=pace,
             stream_age=stream_age,

@@ -316,7 +316,7 @@ class TestTheJournal:
             if kind == "files":
                 subscriptions.update(bench.directory, "billing", 64, clocks.wall)
             else:
-                named[:] = [Unread("billing", "s", 1, bench.journal.record_time())]
+                named[:] = [Unread("billing", "s", 1, bench.journal.clock.now())]
 
         bench.append(b"acknowledged")
         use()

@@ -18,6 +18,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import WINDOW, WORD, written_while_copied
 from fyrehose.journal.files import Files
@@ -82,7 +83,11 @@ class Server:
 def recovered(directory: Path) -> list[int]:
     """Start a server in the copy; return the numbers of the messages that it serves."""
     journal = FileJournal(
-        Clock(), directory, JournalSettings(min_free=0, segment_size=128 << 10), worker=InlineWorker(), now=lambda: 1
+        Clock(),
+        directory,
+        JournalSettings(min_free=0, segment_size=128 << 10),
+        worker=InlineWorker(),
+        clock=RecordClock(lambda: 1),
     )
     opened: list[Any] = []
     journal.open(Silent()).addBoth(opened.append)

@@ -17,6 +17,7 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -92,7 +93,11 @@ def write_old_records(directory: Path, age: float, *streams: str) -> None:
     """Write a journal with three records in each of *streams*, accepted *age* seconds ago."""
     then = time.time_ns() // 1000 - int(age * 1_000_000)
     journal = FileJournal(
-        Clock(), directory, JournalSettings(min_free=0), worker=InlineWorker(), now=lambda: then, monotonic=lambda: 0
+        Clock(),
+        directory,
+        JournalSettings(min_free=0),
+        worker=InlineWorker(),
+        clock=RecordClock(lambda: then, lambda: 0),
     )
     broker = Broker(Clock(), journal, Sequencer())
     broker.open()

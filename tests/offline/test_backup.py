@@ -28,6 +28,7 @@ from fyrehose.errors import (
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, subscriptions
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.ends import END
@@ -565,7 +566,11 @@ class TestRefusals:
         target, other = tmp_path / "b", tmp_path / "other"
         backed_up(source.directory, target)
         journal = FileJournal(
-            Clock(), other, JournalSettings(min_free=0, segment_size=4096), worker=InlineWorker(), now=lambda: 5
+            Clock(),
+            other,
+            JournalSettings(min_free=0, segment_size=4096),
+            worker=InlineWorker(),
+            clock=RecordClock(lambda: 5),
         )
         journal.open(Silent())
         for number in range(60):

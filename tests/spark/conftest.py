@@ -23,6 +23,7 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -259,7 +260,11 @@ def written(tmp_path: Path) -> Iterator[Opener]:
         now = [1_700_000_000_000_000]
         chosen = {"min_free": 0, "segment_size": 256 << 10} | settings
         journal = FileJournal(
-            Clock(), tmp_path / name, JournalSettings(**chosen), now=lambda: now[0], worker=InlineWorker()
+            Clock(),
+            tmp_path / name,
+            JournalSettings(**chosen),
+            clock=RecordClock(lambda: now[0]),
+            worker=InlineWorker(),
         )
         ends: list[Any] = []
         journal.open(Observer()).addBoth(ends.append)

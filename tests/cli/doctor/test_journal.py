@@ -23,6 +23,7 @@ from fyrehose.cli.doctor.journal import DAY_S, backups, journal, judged_unit, se
 from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan, subscriptions
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -42,7 +43,9 @@ class Nobody:
 def write(directory: Path, first: int = 1, now: float | None = None) -> None:
     """Write a record into the journal in *directory*."""
     moment = int((time.time() if now is None else now) * 1e6)
-    opened = FileJournal(Clock(), directory, JournalSettings(min_free=0), now=lambda: moment, worker=InlineWorker())
+    opened = FileJournal(
+        Clock(), directory, JournalSettings(min_free=0), clock=RecordClock(lambda: moment), worker=InlineWorker()
+    )
     opened.open(Nobody())
     append_runs(opened, [Run.of("log", [b"x" * 1000], source="test")], [first])
     opened.close()

@@ -15,6 +15,7 @@ from zope.interface import implementer
 from fyrehose.cli import main
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
@@ -46,7 +47,7 @@ def data(tmp_path: Path) -> Path:
         Clock(),
         directory,
         JournalSettings(min_free=0, segment_size=4096),
-        now=lambda: 1_700_000_000_000_000,
+        clock=RecordClock(lambda: 1_700_000_000_000_000),
         worker=InlineWorker(),
     )
     journal.open(Nobody())

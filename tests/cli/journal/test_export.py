@@ -23,6 +23,7 @@ from fyrehose.cli.journal import export as journal_export
 from fyrehose.errors import ConfigError, JournalGap
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -54,7 +55,7 @@ def data(tmp_path: Path) -> Path:
         Clock(),
         directory,
         JournalSettings(min_free=0, segment_size=4096),
-        now=lambda: now[0],
+        clock=RecordClock(lambda: now[0]),
         worker=InlineWorker(),
     )
     journal.open(Nobody())

@@ -27,6 +27,7 @@ from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import Far
 from fyrehose.journal.files import Files
 from fyrehose.journal.journal import FileJournal
@@ -98,8 +99,7 @@ class Member(Server):
             directory,
             attrs.evolve(self.settings, stream_limits=StreamLimits(reserve=RESERVE)),
             files=self.files,
-            now=self.world.now,
-            monotonic=self.world.monotonic,
+            clock=RecordClock(self.world.now, self.world.monotonic),
             worker=self.worker,
             pace=Far(),
             replication=attrs.evolve(

@@ -26,6 +26,7 @@ from world import BELIEVED, Host, Violation, World
 from fyrehose.broker.once import ENTRY
 from fyrehose.broker.policy import OPEN
 from fyrehose.errors import JournalCorrupt
+from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.scan import SUFFIX, read_mark
 from fyrehose.journal.settings import JournalSettings, durability
@@ -248,8 +249,7 @@ class Server:
             directory,
             attrs.evolve(self.settings, quarantine=self.quarantine, stream_limits=StreamLimits(reserve=RESERVE)),
             files=self.files,
-            now=self.world.now,
-            monotonic=self.world.monotonic,
+            clock=RecordClock(self.world.now, self.world.monotonic),
             worker=self.worker,
             pace=self.worker,
         )
