@@ -117,7 +117,7 @@ class Commits:
     :ivar broke: called with the error of a commit that failed; after :class:`.NoRoom` its publishes wait in front of
         all others, and after another error the journal has to end
     :ivar stopped: whether nothing is written or passed on any more, because the journal ends
-    :ivar accepted: how many publishes and retirements were ever submitted
+    :ivar unsettled: how many publishes and retirements were submitted and are not released yet; the journal reduces it
     :ivar size: size of all publishes that wait or are being written, in bytes
     :ivar waiting: the publishes that wait for a commit
     :ivar largest: how large a commit is at most
@@ -132,7 +132,7 @@ class Commits:
     synced: Callable[[Commit], None]
     broke: Callable[[Failure], None]
     stopped: bool = attrs.field(default=False, init=False)
-    accepted: int = attrs.field(default=0, init=False)
+    unsettled: int = attrs.field(default=0, init=False)
     size: int = attrs.field(default=0, init=False)
     waiting: WaitingPublishes = attrs.field(factory=WaitingPublishes, init=False)
     largest: CommitSize = attrs.field(factory=CommitSize, init=False)
@@ -148,7 +148,7 @@ class Commits:
 
     def submit(self, publish: Publish) -> None:
         """Commit *publish* with the next commit; one that retires streams has a commit of its own."""
-        self.accepted += 1
+        self.unsettled += 1
         self.waiting.arrived.append(publish)
         self.size += publish.size
         self._added += publish.size

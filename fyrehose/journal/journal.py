@@ -128,9 +128,7 @@ class FileJournal:
     _upkeep: Upkeep = attrs.field(init=False)
     _commits: Commits = attrs.field(init=False)
     _observer: IJournalObserver = attrs.field(init=False)
-    #: How many publishes and retirements are settled, of those that ``_commits`` has accepted.
-    _settled: int = attrs.field(default=0, init=False)
-    _checking: Checks | None = attrs.field(default=None, init=False)
+    _checking: Checks = attrs.field(init=False)
     #: The writer thread; None while the journal is closed.
     _worker: Worker | None = attrs.field(default=None, init=False)
     #: Fires when the gate has prepared the opening (:meth:`.IGate.prepare`); None while the gate prepares nothing.
@@ -162,6 +160,8 @@ class FileJournal:
         self._slow_disk = SlowDisk(self.directory, self.meters)
         deletion = Deletion(self.directory, self.files)
         self.keeper = Keeper(self.directory, self.settings, self.store, self.clock, deletion, self._call)
+        what = "the disk and the retention of the journal"
+        self._checking = Checks(self.reactor, self._check, CHECK_INTERVAL, what, self.turns)
         self.gate.attach(self)
 
     def change(self, settings: JournalSettings, stream_age: Callable[[str], float] | None) -> None:
@@ -199,7 +199,7 @@ class FileJournal:
     @property
     def unsettled(self) -> bool:
         """Return whether publishes that were accepted are not settled yet."""
-        return self._commits.accepted != self._settled
+        return self._commits.unsettled > 0
 
     @property
     def lacks_room(self) -> bool:
@@ -285,14 +285,11 @@ class FileJournal:
             self.gate.synced,
             self._broke,
         )
-        self._settled = 0
         self._upkeep.open = True
         rolled = self._readable.open(writer, self.report, self.clock.wall())
         if rolled is not None:
             self._rolled(rolled)
         self.state = JournalState.WRITABLE if self.gate.standing.may_write else JournalState.READ_ONLY
-        what = "the disk and the retention of the journal"
-        self._checking = Checks(self.reactor, self._check, CHECK_INTERVAL, what, self.turns)
         self._checking.start()
         self._checking.begin()
         return dict(self.ends())
@@ -332,7 +329,7 @@ class FileJournal:
         assert isinstance(committed, Committed), "only what is on disk is released"
         if self._commits.stopped:
             return  # Nothing leaves a journal that ends.
-        self._settled += len(commit.items)
+        self._commits.unsettled -= len(commit.items)
         if committed.batches:
             meters = self.meters
             meters.recent.append((committed.size, (self.clock.monotonic() - commit.began) / 1e6, committed.synced))
@@ -434,8 +431,7 @@ class FileJournal:
         sealed = self.store.roll(rolled.sealed, index)
         path = scan.index_path_of(self.directory, sealed.base)
         self._call(sealed.pack).addCallback(self._packed, sealed.base, path)
-        if self._checking is not None:
-            self._checking.begin()
+        self._checking.begin()
 
     def _packed(self, packed: bytes, base: int, path: Path) -> None:
         if self.store.packed(base, packed):
@@ -464,19 +460,17 @@ class FileJournal:
     def _enter(self, state: JournalState, reason: str) -> None:
         self.state = state
         self._observer.state_changed(state, reason)
-        if self._idle is not None:
-            self._close_when_idle()
+        self._close_when_idle()
 
     def _close_when_idle(self) -> None:
         """Continue closing if nothing is under way, or if what is under way will never be durable."""
-        idle, waits = self._idle, self._commits.accepted != self._settled
-        if idle is not None and not (waits and self.state is JournalState.CLOSED and not self._commits.stopped):
+        idle = self._idle
+        if idle is not None and (self.state is not JournalState.CLOSED or self._commits.stopped or not self.unsettled):
             self._idle = None
             idle.callback(None)
 
     def _check(self) -> Iterator[None]:
         """Check the disk, the clock, the lock with the free space, and the retention; begun once a second."""
-        assert self._checking is not None
         call = self._checking.isolation.call
         call("how long syncs of the journal take", self._slow_disk.look)
         call("the clock and the ages of records", self._check_clock)
@@ -561,8 +555,7 @@ class FileJournal:
         self.gate.stop().addErrback(self._broke).addCallback(lambda _: self._finish())
 
     def _finish(self) -> None:
-        if self._checking is not None:
-            self._checking.stop()
+        self._checking.stop()
         in_order = self.state is not JournalState.FAILED
         if in_order:
             self.state = JournalState.CLOSED
@@ -593,7 +586,7 @@ class FileJournal:
         assert self._worker is not None
         self._worker.stop()
         self._upkeep.open = False
-        self._worker = self._checking = None
+        self._worker = None
         if self.state is not JournalState.FAILED:
             self.state = JournalState.CLOSED
         self.store.close()
