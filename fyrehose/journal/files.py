@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fyrehose import kernels
 from fyrehose.errors import JournalError, JournalFull, JournalLocked, JournalUnusable
-from fyrehose.kernels.pure.commit import stepwise
-from fyrehose.records import Buffer
+from fyrehose.kernels.pure.commit import Calls, stepwise
 
 if TYPE_CHECKING or not kernels.NATIVE:
     from fyrehose.kernels.pure.commit import commit, monotonic_clock, wall_clock
@@ -29,16 +28,13 @@ __all__ = ["Files", "SteppedFiles", "lock", "monotonic_clock", "owns_lock", "wal
 
 #: How many bytes are copied at once.
 PIECE = 4 << 20
-#: Limit of the bytes that one system call writes.  With ext4 of Linux 6.18 a call that writes more than 2 MiB into
-#: allocated space takes fourteen times as long: 46 ms for 16 MiB, while all other commits wait.
-WRITE = 1 << 20
 #: Error numbers of a full or read-only disk: the journal can still be read, and perhaps be written again later.
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 #: FS_IOC_GETVERSION of Linux: on ext4, XFS and btrfs a file has a random generation number besides its inode number.
 _GET_GENERATION = 0x80087601
 
 
-class Files:
+class Files(Calls):
     """The system calls of the journal; each raises OSError only.
 
     :cvar piece: how many bytes :meth:`pieces` reads at once
@@ -104,23 +100,6 @@ class Files:
     def data_end(self, fd: int) -> int:
         """Return the offset behind the last data of the file."""
         return max((end for _, end in self.extents(fd, 0, os.fstat(fd).st_size)), default=0)
-
-    def write(self, fd: int, data: Buffer, offset: int) -> None:
-        """Write all of *data* at *offset*; after an error, a part of it may have been written."""
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(fd, view[:WRITE], offset)
-            if not written:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            view, offset = view[written:], offset + written
-
-    def sync(self, fd: int) -> None:
-        """Sync the data to disk, and the metadata without which the data could not be read."""
-        os.fdatasync(fd)
-
-    def is_linked(self, fd: int) -> bool:
-        """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
-        return os.fstat(fd).st_nlink > 0
 
     #: Writes a small batch to a segment, syncs it, and writes MARK, in one call of the compiled function ``commit``.
     commit: Callable[..., tuple[int, int, int, float, int, int]] = staticmethod(commit)

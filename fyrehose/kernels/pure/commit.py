@@ -13,7 +13,7 @@ import os
 import time as clocks
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import Any, Protocol
+from typing import Any
 
 from crc32c import crc32c
 
@@ -21,6 +21,10 @@ from fyrehose.kernels.buffers import Buffer
 
 #: The step of a commit that has failed.  If it is WRITE, a part of the batch may have been written.
 DONE, WRITE, SYNC, UNLINKED, MARK = range(5)
+
+#: Limit of the bytes that one system call writes.  With ext4 of Linux 6.18 a call that writes more than 2 MiB into
+#: allocated space takes fourteen times as long: 46 ms for 16 MiB, while all other commits wait.
+LONGEST_WRITE = 1 << 20
 
 _HEADER = Struct("<3sBBB2xIIIIQQqqI")
 _RUN = Struct("<IIQQIHHHHBB2x")
@@ -34,40 +38,30 @@ _CONTIGUOUS, _PRODUCER_SEQS, _EVENT_IDS, _EVENT_TIMES = 8, 16, 32, 64
 Names = Callable[[str, str, str | None, str | None, str | None], tuple[int, tuple[int, ...], bytes]]
 
 
-class Calls(Protocol):
+class Calls:
     """The system calls of a commit; each raises OSError only."""
 
     def write(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of *data* at *offset*; after an error, a part of it may have been written."""
-
-    def sync(self, fd: int) -> None:
-        """Sync the data to disk."""
-
-    def is_linked(self, fd: int) -> bool:
-        """Return whether the open file still has a name."""
-
-
-class _System:
-    """The system calls of the operating system."""
-
-    def write(self, fd: int, data: Buffer, offset: int) -> None:
         view = memoryview(data)
         while view:
-            written = os.pwrite(fd, view, offset)
+            written = os.pwrite(fd, view[:LONGEST_WRITE], offset)
             if not written:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             view, offset = view[written:], offset + written
 
     def sync(self, fd: int) -> None:
+        """Sync the data to disk, and the metadata without which the data could not be read."""
         os.fdatasync(fd)
 
     def is_linked(self, fd: int) -> bool:
+        """Return whether the open file still has a name; the data of a deleted file is lost when it is closed."""
         return os.fstat(fd).st_nlink > 0
 
 
 def commit(*batch: Any) -> tuple[int, int, int, float, int, int]:
     """Write *batch* as :func:`stepwise` does, by the system calls of the operating system."""
-    return stepwise(_System(), *batch)
+    return stepwise(Calls(), *batch)
 
 
 def stepwise(
