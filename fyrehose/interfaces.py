@@ -138,7 +138,6 @@ class IJournal(Interface):
         If recovery has begun already, it is completed.
         """
 
-    unfit = Attribute("Why this server is not to lead its cluster, for people; empty: it may.")
     why_not_ready = Attribute("Called for why this server cannot lead its cluster yet, for people; empty: it can.")
 
     def expect_close() -> None:

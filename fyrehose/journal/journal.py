@@ -187,16 +187,6 @@ class FileJournal:
         return standing
 
     @property
-    def unfit(self) -> str:
-        """Return why this server is not to lead its cluster, for people; empty if it may."""
-        why: str = self.gate.unfit
-        return why
-
-    @unfit.setter
-    def unfit(self, why: str) -> None:
-        self.gate.unfit = why
-
-    @property
     def unsettled(self) -> bool:
         """Return whether publishes that were accepted are not settled yet."""
         return self._commits.unsettled > 0

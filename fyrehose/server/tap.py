@@ -412,14 +412,14 @@ class ServerProcess(Service):
         self._changes.addCallback(lambda _: Deferred.fromCoroutine(self._replace())).addErrback(self._failed)
 
     async def _replace(self) -> None:
-        old, unfit = self.fyrehose, self.stack.journal.unfit
+        old, unfit = self.fyrehose, self.stack.journal.gate.unfit
         await old.stopService()
         if self._ended or not self.running:
             return
         self._own.free_closed_objects()
         self._build(self.config)
         self.fyrehose.broker.draining = old.broker.draining
-        self.stack.journal.unfit = unfit
+        self.stack.journal.gate.unfit = unfit
         self._reopening, self._reopened = False, True
         self._open()
 
@@ -435,7 +435,7 @@ class ServerProcess(Service):
             return 0.0
         self._serving = False
         self.fyrehose.broker.draining = True
-        self.stack.journal.unfit = "it is stopping"  # so another server of the cluster leads from now on
+        self.stack.journal.gate.unfit = "it is stopping"  # so another server of the cluster leads from now on
         self.manager.stopping("draining")
         log.info(
             "draining: /ready says 503, and the server stops in {seconds:g} s (server.drain); a second signal stops it",

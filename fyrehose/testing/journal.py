@@ -68,7 +68,6 @@ class MemoryJournal:
     meters: JournalMeters = attrs.field(factory=JournalMeters, init=False)
     state: JournalState = attrs.field(default=JournalState.CLOSED, init=False)
     floor: int = attrs.field(default=0, init=False)
-    unfit: str = attrs.field(default="", init=False)
     why_not_ready: Callable[[], str] = attrs.field(default=str, init=False)
     keeper: MemoryKeeper = attrs.field(factory=MemoryKeeper, init=False)
     _runs: dict[str, list[Run]] = attrs.field(factory=dict, init=False)

@@ -12,6 +12,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalFull
+from fyrehose.journal.gate import LocalGate
 from fyrehose.observe.counters import Counters
 from fyrehose.server.stack import Stack
 from fyrehose.server.tap import RETRY, Options, ServerProcess
@@ -28,6 +29,10 @@ class Journal(MemoryJournal):
     report: Any = type("Report", (), {"lines": lambda self: []})()
     opening: Any = None
     closing: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = LocalGate()
 
     def change(self, settings: Any, stream_age: Any) -> None:
         """Ignore a change of the retention settings."""
@@ -169,11 +174,11 @@ def test_a_server_that_is_stopped_while_it_reopens_stays_closed(world: World) ->
 def test_a_server_that_drains_continues_draining_after_it_was_reopened(world: World) -> None:
     server = world.start()
     server.fyrehose.broker.draining = True
-    server.stack.journal.unfit = "it is stopping"
+    server.stack.journal.gate.unfit = "it is stopping"
     server.stack.on_reopen("another server has taken over")
     assert len(world.journals) == 2
     assert server.fyrehose.broker.draining
-    assert server.stack.journal.unfit == "it is stopping", "another server of the cluster goes on leading"
+    assert server.stack.journal.gate.unfit == "it is stopping", "another server of the cluster goes on leading"
 
 
 def test_reopening_uses_the_configuration_of_the_last_reload(world: World) -> None:

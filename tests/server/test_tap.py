@@ -40,6 +40,7 @@ from fyrehose.errors import (
     MissingExtra,
 )
 from fyrehose.interfaces import JournalState
+from fyrehose.journal.gate import LocalGate
 from fyrehose.server import logs, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
@@ -217,6 +218,10 @@ class OpensAtOnce(MemoryJournal):
     """A journal in memory that a server can report about."""
 
     report = SimpleNamespace(lines=list)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = LocalGate()
 
     def change(self, settings: Any, stream_age: Any) -> None:
         """Ignore a change of the retention settings."""
@@ -623,7 +628,7 @@ class TestDraining:
         server = self.serving(ending)
         assert ending.drain() == 10
         assert server.fyrehose.broker.draining
-        assert server.stack.journal.unfit == "it is stopping", "a leader of a cluster hands over first"
+        assert server.stack.journal.gate.unfit == "it is stopping", "a leader of a cluster hands over first"
         assert any(line.startswith("draining: /ready says 503, and the server stops in 10 s") for line in log_lines)
         self.serving(ending, "--option", "server.drain=0")
         assert ending.drain() == 0
