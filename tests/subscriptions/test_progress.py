@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import islice
 from typing import Any
 
 import attrs
@@ -205,23 +204,29 @@ def test_a_checkpoint_that_was_cut_short_loses_no_progress(cut: int) -> None:
         assert records(found(*whole, *whole[:cut])[0]) == whole
 
 
-@pytest.mark.parametrize("read", range(6))
-def test_a_change_between_the_parts_of_a_stream_counts(read: int) -> None:
-    """It may be about records that were packed already, about later ones, and about both; a rewind is about all."""
-    work = scattered(5 * RANGES, 3)
-    parts = pack_whole("work", 0, work)
-    written = [next(parts) for _ in range(read)]
-    for change in (
-        {"final": [[4, 4], [11, 700]], "reach": 2_000, "letters": [[17, 5, "limit", 1]], "ends": [[801, 990, 2, 0]]},
-        {"dead": [[700, 820]], "lost": 2},
-        {"rewind": 30, "epoch": 9},
-        {"final": [[40, 45], [1_000, 1_001]], "ends": [[47, 47, 1, 1]], "reach": 1_001},
-    )[: read if read < 3 else None]:
-        work.apply({"stream": "s1", **change})
-        work.time = 1
-        written.append(changed(stream="s1", **change))
-        written += islice(parts, 1)
-    assert records(found(*written, *parts)[0]) == records(work)
+def change_of(dice: random.Random, most: int) -> dict[str, Any]:
+    """Return a random change of records up to number *most*, or sometimes a rewind."""
+    if dice.random() < 0.1:
+        return {"rewind": dice.randint(1, most // 20), "epoch": dice.randint(1, 9)}
+    first, last = sorted(dice.choices(range(1, most), k=2))
+    kind = dice.choice(("final", "dead", "ends", "ends"))
+    return {kind: [[first, min(last, first + 20), 2, 1] if kind == "ends" else [last, last]], "reach": most}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_changes_between_the_parts_of_a_stream_count(seed: int) -> None:
+    """They may be about records that were packed already, about later ones, and about both; a rewind is about all."""
+    dice = random.Random(seed)
+    work = scattered(3 * RANGES, 3)
+    written = []
+    for part in pack_whole("work", 0, work):
+        written.append(part)
+        for _ in range(dice.choice((0, 1, 3))):
+            change = change_of(dice, 9 * RANGES)
+            work.apply({"stream": "s1", **change})
+            work.time = 1
+            written.append(changed(stream="s1", **change))
+    assert records(found(*written)[0]) == records(work)
 
 
 def test_a_change_between_the_records_of_a_checkpoint_counts() -> None:
