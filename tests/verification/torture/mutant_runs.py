@@ -97,6 +97,12 @@ def preload() -> None:
         raise RuntimeError("a preloaded module installs the reactor; take it out of _PRELOADED")
 
 
+def scratch_of(child: int) -> Path:
+    """Return the directory for files of the tests that the process *child* runs."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return Path(base, f"fyrehose-mutants-{child}")
+
+
 def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: float) -> list[dict[str, Any]]:
     """Run *work* in a forked child; return what it reported before it ended or *seconds* were over.
 
@@ -129,6 +135,7 @@ def in_child(work: Callable[[Callable[[dict[str, Any]], None]], None], seconds: 
     except ProcessLookupError:
         pass  # the child has ended before it had its own process group
     os.waitpid(child, 0)
+    shutil.rmtree(scratch_of(child), ignore_errors=True)
     return [json.loads(line) for line in data.split(b"\n") if line.endswith(b"}")]
 
 
@@ -137,12 +144,6 @@ class Farm:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._scratch = Path(tempfile.mkdtemp(prefix="fyrehose-mutants-", dir=base))
-
-    def close(self) -> None:
-        """Remove the files that the tests wrote."""
-        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def learn(self, path: str) -> tuple[dict[str, Learned], list[str]]:
         """Run the tests of a file; return those that passed, and the names of those that failed.
@@ -211,27 +212,23 @@ class Farm:
 
     def _pytest(self, paths: list[str], plugin: object) -> int | pytest.ExitCode:
         os.chdir(self.root)
-        scratch = self._scratch / str(os.getpid())
         warnings.simplefilter("ignore")
-        try:
-            return pytest.main(
-                [
-                    "-q",
-                    "--no-header",
-                    "-p",
-                    "no:cacheprovider",
-                    "-W",
-                    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
-                    "--timeout=0",
-                    "-m",
-                    "not live",
-                    f"--basetemp={scratch}",
-                    *paths,
-                ],
-                plugins=[_FewExamples(), plugin],
-            )
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        return pytest.main(
+            [
+                "-q",
+                "--no-header",
+                "-p",
+                "no:cacheprovider",
+                "-W",
+                "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+                "--timeout=0",
+                "-m",
+                "not live",
+                f"--basetemp={scratch_of(os.getpid())}",
+                *paths,
+            ],
+            plugins=[_FewExamples(), plugin],
+        )
 
 
 class _Planted(importlib.abc.MetaPathFinder):
