@@ -71,7 +71,8 @@ def test_forwarded_records_that_are_skipped_are_noticed(tmp_path: Path) -> None:
 
 
 def test_torture_detects_lost_records(tmp_path: Path) -> None:
-    words = ("--count", "6", "--seed", "12", "--busy", "500", "--sabotage", "--directory", str(tmp_path))
+    # It ends with the first loss; on a busy machine many kills come before the last bytes are acknowledged.
+    words = ("--count", "30", "--seed", "12", "--busy", "500", "--sabotage", "--directory", str(tmp_path))
     assert "VIOLATION" in run("kill9.py", *words, status=1)
     shutil.rmtree(tmp_path)
 
