@@ -289,8 +289,7 @@ class Lane(Track):
 
     def stir(self) -> None:
         """Mark this lane as one that may have records to lease, so that the next requests for records ask this lane."""
-        if self.pool.lanes.get(self.stream) is self:  # else it was forgotten while a change of it was being written
-            self.pool.stirred.setdefault(self.stream, self)
+        self.pool.stirred.setdefault(self.stream, self)
 
     def arrived(self, last: int) -> None:
         """Record that the stream has durable records up to *last*."""

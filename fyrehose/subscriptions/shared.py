@@ -21,7 +21,7 @@ from fyrehose.net.turns import ROUND, SteppedWork
 from fyrehose.records import Run, halves
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.keys import keys_of
-from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange, Track
+from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
 from fyrehose.subscriptions.pool import Item, LeasePool, WorkOutcome
 from fyrehose.subscriptions.progress import SOURCE, StreamProgress
 from fyrehose.subscriptions.subscription import NamedSubscription, PublishBatch
@@ -100,26 +100,6 @@ class SharedSubscription(NamedSubscription):
         keys = None if key is None else lambda first, last: keys_of(reader, stream, key, first, last)
         Lane(stream, progress, self.pool, lambda: journal.bounds(stream), keys)
         self.table.by_stream.setdefault(stream, []).append(self)
-
-    def remove_stream(self, stream: str) -> None:
-        del self.pool.lanes[stream]
-        self.pool.stirred.pop(stream, None)
-        others = self.table.by_stream[stream]
-        others.remove(self)
-        if not others:
-            del self.table.by_stream[stream]
-
-    def may_forget(self, track: Track) -> bool:
-        """Return whether all records of a retired stream are final, and none of them is a dead letter to redrive."""
-        final = track.durable_floor >= self.table.journal.bounds(track.stream)[1]
-        return final and not track.progress.counts["dead"]
-
-    def note_retired(self, gone: Sequence[Track]) -> bool:
-        """Append that nothing of the streams was leased, so that a restart knows that of streams created again, too."""
-        draft = Draft()
-        for track in gone:
-            draft.of(track).rewind = track.progress.final.floor
-        return self.table.append_by_itself(self, draft) is None
 
     def arrived(self, stream: str, last: int) -> bool:
         """Record that *stream* has durable records up to *last*; return whether requests wait, which need a turn."""

@@ -236,42 +236,6 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     assert sum(len(part.lease) for part in world.lease(shared, 9).result) == 3, "those behind the first of each"
 
 
-def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_it() -> None:
-    world = World()
-    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, lease=9)).result
-    empty = world.broker.budget.kept
-    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
-    (part,) = world.lease(shared, 3).result
-    done, late = (Item("done", first, last, part.lease.token, "logs.a") for first, last in ((1, 2), (3, 3)))
-    shared.act([done], "w")
-    world.broker.retire_as("test", ["logs.a"])
-    world.clock.pump([CHECK] * 4)
-    assert (shared.places, world.lease(shared, consumer="v").result) == ({"logs.a": 2}, [])
-    world.clock.pump([CHECK] * 40)
-    assert (shared.places, world.broker.budget.kept) == ({}, empty)
-    assert [why for _, why in world.broker.named.act(shared, [late], "w").result.refused] == ["lease-lost"]
-    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    assert shared.places == {"logs.a": 5}, "the numbers before are not missing"
-    (part,) = world.lease(shared, 9).result
-    shared.act([Item("done", 6, 6, part.lease.token, "logs.a")], "w")
-    assert describe(shared)["expired_total"] == 0
-    again: Any = World(world.journal).table.entries["logs"]
-    assert again.places == {"logs.a": 6}
-
-
-def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
-    world = World()
-    options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, dead="dead")
-    shared = world.table.create("logs", options).result
-    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    (part,) = world.lease(shared).result
-    shared.act([Item("reject", 1, 1, part.lease.token, "logs.a")], "w")
-    world.broker.retire_as("test", ["logs.a"])
-    world.clock.pump([CHECK] * 4)
-    assert world.broker.named.redrive(shared).result == (1, 0)
-    assert seqs(world.lease(shared)) == [2]
-
-
 def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     world = World()
     world.create()
