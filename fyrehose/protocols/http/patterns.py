@@ -87,7 +87,8 @@ class PatternAnswer(LiveAnswer):
         self._stop_watching = broker.watch_streams(self._created)
         try:
             for stream in (yield from matching(self._pattern, broker.streams())):
-                self._add(stream, None)
+                if stream not in self._parts:  # it may have begun just before, and be told late
+                    self._add(stream, None)
                 yield
                 if not self.connection.answering:
                     break

@@ -184,7 +184,7 @@ def test_every_record_is_stored_once_however_often_forwarders_are_killed(data: s
     assert server.records == payloads
 
 
-class Door:
+class Receiver:
     """A real server that lets its peers create only one stream each."""
 
     def __init__(self) -> None:
@@ -213,19 +213,19 @@ class Door:
 
 
 def test_records_beyond_the_quota_of_streams_wait_until_the_server_has_room_for_them() -> None:
-    door, acknowledged, letters = Door(), list[tuple[str, int]](), Server()
+    receiver, acknowledged, letters = Receiver(), list[tuple[str, int]](), Server()
     table = FyrehoseTable(name="n", streams="s*", to=(place("fyrehose://h:8117"),), linger=0.0)
     tailer = SimpleNamespace(pause=None, resume=None)
-    forwarding = Forwarding(door.clock, table, tailer, sender_to(door), sender_to(letters))
+    forwarding = Forwarding(receiver.clock, table, tailer, sender_to(receiver), sender_to(letters))
     for stream in ("s1", "s2", "s3"):
         taken = forwarding.take(Run.of(stream, [b"1", b"2", b"3"], source="figg", first_seq=1))
         taken.addCallback(lambda seq, stream=stream: acknowledged.append((stream, seq)))
     working = Deferred.fromCoroutine(forwarding.run())
     for allowed in (1, 2, 3):
-        door.allow(allowed)
-        door.clock.advance(100.0)
-        door.clock.advance(100.0)
-        assert door.stored() == {f"copy.s{number}": [b"1", b"2", b"3"] for number in range(1, allowed + 1)}
+        receiver.allow(allowed)
+        receiver.clock.advance(100.0)
+        receiver.clock.advance(100.0)
+        assert receiver.stored() == {f"copy.s{number}": [b"1", b"2", b"3"] for number in range(1, allowed + 1)}
         assert ("server.streams-per-address" in forwarding.error) == (allowed < 3)
     assert acknowledged == [("s1", 3), ("s2", 3), ("s3", 3)]
     assert letters.records == []

@@ -229,6 +229,17 @@ class TestWhileStreamsAreBeingSubscribed:
         assert ("logs.0", 2) in heard
         assert len(world.broker.fanout.cursors) == 2 * STEPS + 3
 
+    def test_a_stream_that_has_begun_before_and_is_told_late_is_followed_once(self) -> None:
+        world, peer = self.asked()
+        last = f"logs.{2 * STEPS - 1}"
+        world.broker.stream_watch.unborn.add(last)
+        world.broker.stream_watch.durable((last,))
+        while not peer.hear():
+            assert world.clock.getDelayedCalls()
+        assert len(world.broker.fanout.cursors) == 2 * STEPS + 2
+        world.publish(last, b"new")
+        assert peer.events().count((last, 2)) == 1
+
     def test_a_peer_that_leaves_ends_it(self) -> None:
         world, peer = self.asked()
         peer.leave()
