@@ -532,7 +532,9 @@ class Worker:
         others = [each for each in self.held if each != at]
         if with_done and others:
             other = world.rng.choice(sorted(others))
-            items.append(Item("done", other[1], other[1], self.held.pop(other)[0], other[0]))
+            settled, _ = self.held.pop(other)
+            self.said.add((other, settled))
+            items.append(Item("done", other[1], other[1], settled, other[0]))
 
         def then(answer):
             for _, extended in answer.extended:
