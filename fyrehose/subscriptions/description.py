@@ -95,7 +95,7 @@ def _describe_exclusive(exclusive: ExclusiveSubscription, lag: StreamLag) -> dic
 
 def _describe_shared(shared: SharedSubscription, lag: StreamLag) -> dict[str, object]:
     table, options, pool, lanes = shared.table, shared.options, shared.pool, list(shared.pool.lanes.values())
-    counts = {f"{how}_total": sum(lane.progress.counts[how] for lane in lanes) for how in FINAL}
+    counts = {f"{how}_total": shared.saved.total(how) for how in FINAL}
     held = pool.hold_until - pool.now() if pool.holds else 0.0
     return {
         "pattern": options.pattern,
@@ -116,7 +116,7 @@ def _describe_shared(shared: SharedSubscription, lag: StreamLag) -> dict[str, ob
         "window_full": not pool.room(),
         "oldest_unsettled_seconds": lag[1],
         **counts,
-        "dead_without_copy_total": sum(lane.progress.lost for lane in lanes),
+        "dead_without_copy_total": shared.saved.total("lost"),
         "redelivered_total": pool.redelivered,
         "late_refused_total": pool.late,
         "requests_waiting": len(shared.waiting),

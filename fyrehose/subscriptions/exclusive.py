@@ -90,6 +90,9 @@ class ExclusiveSubscription(NamedSubscription):
     def add_stream(self, stream: str, progress: StreamProgress) -> None:
         self.tracks[stream] = Track(stream, progress)
 
+    def remove_stream(self, stream: str) -> None:
+        del self.tracks[stream]
+
     def attach(self, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = "") -> int:
         """Make *consumer* the consumer, and return the generation.
 
@@ -212,18 +215,6 @@ class ExclusiveSubscription(NamedSubscription):
                 self._wanted = {}
                 while self._after:
                     self._after.popleft()[1].errback(Failure(refusal))
-
-    def check(self, ends: Mapping[str, int]) -> None:
-        """Forget the positions in streams that were retired: created again, all of their records are new."""
-        super().check(ends)
-        if self.pattern is None:
-            return
-        streams = self.table.streams()
-        gone = [stream for stream in self.tracks if stream not in ends and stream not in streams]
-        for stream in gone:
-            del self.tracks[stream]
-            self.saved.streams.pop(stream, None)
-        self.table.room.count(self.network, 0, -len(gone))
 
     def end(self, reason: FyrehoseError) -> None:
         consumer, self.consumer, self.lease = self.consumer, None, None

@@ -200,7 +200,8 @@ class Draft:
         """Return the change of *track* in this draft."""
         change = self.changes.get(track)
         if change is None:
-            change = self.changes[track] = Change()
+            begin = track.progress.final.floor if track.progress.unwritten else None
+            change = self.changes[track] = Change(rewind=begin)
         return change
 
     def head(self) -> dict[str, object]:
@@ -289,7 +290,8 @@ class Lane(Track):
 
     def stir(self) -> None:
         """Mark this lane as one that may have records to lease, so that the next requests for records ask this lane."""
-        self.pool.stirred.setdefault(self.stream, self)
+        if self.pool.lanes.get(self.stream) is self:  # else it was forgotten while a change of it was being written
+            self.pool.stirred.setdefault(self.stream, self)
 
     def arrived(self, last: int) -> None:
         """Record that the stream has durable records up to *last*."""

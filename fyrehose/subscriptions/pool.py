@@ -19,7 +19,7 @@ import attrs
 
 from fyrehose.errors import PublishError
 from fyrehose.spans import NumberSet, Ranges, merged
-from fyrehose.subscriptions.lane import Draft, Lane, Leased, LeasedRange, State, Token
+from fyrehose.subscriptions.lane import Draft, Judged, Lane, Leased, LeasedRange, State, Token
 from fyrehose.subscriptions.progress import SubscriptionOptions
 
 #: How many consumers' last requests are remembered at most.
@@ -278,16 +278,14 @@ class LeasePool:
 
     # Settling, returning, extending.
 
-    def lane_of(self, item: Item) -> Lane:
-        """Return the lane of the records of *item*.
-
-        :raises KeyError: the stream of *item* is not one of the subscription
-        """
-        return self.lanes[item.stream or self.options.stream]
+    def _judge(self, item: Item) -> tuple[Lane | None, list[Judged]]:
+        """Return the lane of *item*, and its ranges as :meth:`Lane.judge` does; no lane if its stream was retired."""
+        lane = self.lanes.get(item.stream or self.options.stream)
+        return lane, [(item.first, item.last, None, "lease-lost")] if lane is None else lane.judge(item)
 
     def refuses_any(self, items: Sequence[Item]) -> bool:
         """Return whether a part of *items* would be refused now."""
-        return any(why for item in items for *_, why in self.lane_of(item).judge(item))
+        return any(why for item in items for *_, why in self._judge(item)[1])
 
     def act(self, items: Sequence[Item], consumer: str, whole: bool = False) -> WorkOutcome:
         """Return what the verdicts *items* change, and what is refused; nothing has changed yet.
@@ -299,10 +297,9 @@ class LeasePool:
         outcome, several, left = WorkOutcome(), len(items) > 1, TURN
         taken: defaultdict[Lane, NumberSet] = defaultdict(NumberSet)  # what items of the request have decided about
         for item in sorted(items, key=_order) if several else items:
-            lane = self.lane_of(item)
-            judged = lane.judge(item) if left else [(item.first, item.last, None, "later")]
+            lane, judged = self._judge(item) if left else (None, [(item.first, item.last, None, "later")])
             for first, last, state, why in judged:
-                if why or state is None or not left:
+                if why or state is None or lane is None or not left:
                     outcome.refuse(item, first, last, why or "later")
                     continue
                 left = 0 if outcome.draft.full else left - 1

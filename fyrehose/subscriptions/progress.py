@@ -42,6 +42,8 @@ VERSION = 2
 PARTS, RANGES = 50, 100
 #: The ways in which a record becomes final, and the fields of a change that list such records.
 FINAL = ("settled", "dead", "expired")
+#: What is counted of each stream: these, and the dead records without a copy, whose dead letter was refused for good.
+COUNTED = (*FINAL, "lost")
 _FIELDS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
 #: How many of the latest dead letters of one stream are kept with their details; older ones are only counted.
 KEPT_LETTERS = 20
@@ -146,19 +148,19 @@ class StreamProgress:
 
     :ivar reach: no record with a higher number was ever leased
     :ivar hold: the records that were leased at an orderly stop; None: all up to *reach* may have been
+    :ivar unwritten: whether the number that it begins behind is not in the journal yet, so that the next change says it
     :ivar ends: for records that are not final: how many of their leases have ended, and how many of them failed
-    :ivar counts: how many records became final in each of the ways of :data:`FINAL`
+    :ivar counts: how many records there were of each kind of :data:`COUNTED`
     :ivar letters: the details of the last dead letters
-    :ivar lost: how many dead records have no copy, because their dead letter was refused for good
     """
 
     final: NumberSet = attrs.field(factory=NumberSet)
     reach: int = 0
     ends: Spans[Ended] = attrs.field(factory=Spans)
-    counts: dict[str, int] = attrs.field(factory=partial(dict.fromkeys, FINAL, 0))
+    counts: dict[str, int] = attrs.field(factory=partial(dict.fromkeys, COUNTED, 0))
     letters: list[DeadLetter] = attrs.field(factory=list)
-    lost: int = 0
     hold: Ranges | None = None
+    unwritten: bool = False
 
     @property
     def begun(self) -> bool:
@@ -167,6 +169,7 @@ class StreamProgress:
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Update the progress by *change*, the fields of a record in the stream ``.shared``."""
+        self.unwritten = False
         if "rewind" in change:
             self.final, self.reach, self.ends = NumberSet(change["rewind"]), change["rewind"], Spans()
             self.hold = None
@@ -178,7 +181,7 @@ class StreamProgress:
         self.reach = max(self.reach, change.get("reach", 0))
         if "hold" in change:
             self.reach, self.hold = change["reach"], pairs(change["hold"])
-        self.lost += change.get("lost", 0)
+        self.counts["lost"] += change.get("lost", 0)
         if "letters" in change:
             self.letters = [*self.letters, *map(_letter, change["letters"])][-KEPT_LETTERS:]
         for first, last, deliveries, failures in change.get("ends", ()):
@@ -200,7 +203,6 @@ class StreamProgress:
             "ends": [(first, min(last, end), *state) for first, last, state in ends if first <= end],
             "counts": list(self.counts.values()),
             "letters": self.letters,
-            "lost": self.lost,
             "hold": self.hold,
         }
         return fields, end
@@ -213,8 +215,8 @@ class StreamProgress:
                 self.ends.remove(first, last)
         for first, last, deliveries, failures in fields["ends"]:
             self.ends.set(first, last, (deliveries, failures))
-        self.reach, self.lost = fields["reach"], fields["lost"]
-        self.counts = dict(zip(FINAL, fields["counts"], strict=True))
+        self.reach = fields["reach"]
+        self.counts = dict(zip(COUNTED, fields["counts"], strict=True))
         self.letters = list(map(_letter, fields["letters"]))
         self.hold = None if fields["hold"] is None else pairs(fields["hold"])
 
@@ -228,6 +230,7 @@ class SavedSubscription:
     :ivar streams: its progress by stream; a stream that is not here begins with its first record
     :ivar redriven: the dead letters up to this number, in their stream, were published again, or are of an earlier
         subscription of the name
+    :ivar forgotten: the counts of the streams whose progress was forgotten
     :ivar owner: the consumer that alone may continue without taking over, such as a link; empty: none
     :ivar rewinds: how often one of its streams was rewound, so that a consumer knows that records come again on purpose
     :ivar time: the last change, in microseconds since 1970 UTC
@@ -238,6 +241,7 @@ class SavedSubscription:
     paused: bool = False
     streams: dict[str, StreamProgress] = attrs.field(factory=dict)
     redriven: int = 0
+    forgotten: dict[str, int] = attrs.field(factory=partial(dict.fromkeys, COUNTED, 0))
     owner: str = ""
     rewinds: int = 0
     time: int = 0
@@ -247,6 +251,15 @@ class SavedSubscription:
         if stream not in self.streams:
             self.streams[stream] = StreamProgress()
         return self.streams[stream]
+
+    def forget(self, stream: str) -> None:
+        """Forget the progress in *stream*, but for its counts."""
+        for kind, count in self.streams.pop(stream).counts.items():
+            self.forgotten[kind] += count
+
+    def total(self, kind: str) -> int:
+        """Return the count of *kind* in all streams, also in those that were forgotten."""
+        return self.forgotten[kind] + sum(progress.counts[kind] for progress in self.streams.values())
 
     def apply(self, change: Mapping[str, Any]) -> None:
         """Update the state by *change*, the fields of a record."""

@@ -21,7 +21,7 @@ from fyrehose.net.turns import ROUND, SteppedWork
 from fyrehose.records import Run, halves
 from fyrehose.subscriptions import letters
 from fyrehose.subscriptions.keys import keys_of
-from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange
+from fyrehose.subscriptions.lane import Draft, Lane, LeasedRange, Track
 from fyrehose.subscriptions.pool import Item, LeasePool, WorkOutcome
 from fyrehose.subscriptions.progress import SOURCE, StreamProgress
 from fyrehose.subscriptions.subscription import NamedSubscription, PublishBatch
@@ -100,6 +100,24 @@ class SharedSubscription(NamedSubscription):
         keys = None if key is None else lambda first, last: keys_of(reader, stream, key, first, last)
         Lane(stream, progress, self.pool, lambda: journal.bounds(stream), keys)
         self.table.by_stream.setdefault(stream, []).append(self)
+
+    def remove_stream(self, stream: str) -> None:
+        del self.pool.lanes[stream]
+        self.pool.stirred.pop(stream, None)
+        others = self.table.by_stream[stream]
+        others.remove(self)
+        if not others:
+            del self.table.by_stream[stream]
+
+    def may_forget(self, track: Track) -> bool:
+        """Return whether all records of a retired stream are final, and no dead letter may be published to it again."""
+        dead, journal = self.options.dead, self.table.journal
+        if track.durable_floor < journal.bounds(track.stream)[1]:
+            return False
+        if dead is None or not track.progress.counts["dead"]:
+            return True
+        oldest, last = journal.bounds(dead)
+        return max(oldest - 1, self.saved.redriven) >= last
 
     def arrived(self, stream: str, last: int) -> bool:
         """Record that *stream* has durable records up to *last*; return whether requests wait, which need a turn."""

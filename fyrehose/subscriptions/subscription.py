@@ -77,6 +77,14 @@ class NamedSubscription:
         """Add *stream* to the subscription."""
         raise NotImplementedError
 
+    def remove_stream(self, stream: str) -> None:
+        """Remove *stream* from the subscription."""
+        raise NotImplementedError
+
+    def may_forget(self, track: Track) -> bool:
+        """Return whether nobody needs the progress in a stream that was retired."""
+        return True
+
     def numbers(self, seq: int | Mapping[str, int] | None) -> Mapping[str, int]:
         """Convert *seq*, the position that a peer asks for, to a number for each stream.
 
@@ -121,6 +129,22 @@ class NamedSubscription:
         """
         if all(ends.get(stream, 0) <= track.durable_floor for stream, track in self.tracks.items()):
             self.active = self.table.now()  # All records are final, so the subscription is not abandoned.
+        if self.pattern is not None:
+            self._forget_retired(ends)
+
+    def _forget_retired(self, ends: Mapping[str, int]) -> None:
+        """Forget the progress in streams that were retired: created again, all of their records are new."""
+        streams = self.table.streams()
+        gone = [
+            track
+            for stream, track in self.tracks.items()
+            if stream not in ends and stream not in streams and self.may_forget(track)
+        ]
+        for track in gone:
+            self.remove_stream(track.stream)
+            self.saved.forget(track.stream)
+            self.oldest.pop(track.stream, None)
+            self.table.room.count(self.network, 0, -1)
 
     # What was appended.
 

@@ -282,10 +282,11 @@ class SubscriptionTable:
         self.room.count(subscription.network, 0, 0, memory - subscription.memory)
         subscription.memory = memory
 
-    def _add_stream(self, subscription: NamedSubscription, stream: str, left: float) -> bool:
+    def _add_stream(self, subscription: NamedSubscription, stream: str, left: float, begin: int = 0) -> bool:
         """Add *stream*, which the pattern of *subscription* matches, if it is to be added, and return whether it was.
 
         :param left: for how many streams there is room; one in which the subscription has some progress needs none
+        :param begin: the number behind which a shared subscription begins without any progress
         """
         if stream in subscription.tracks or not subscription.options.may_have(stream):
             return False
@@ -293,18 +294,24 @@ class SubscriptionTable:
         if left < 1 and not (saved is not None and saved.begun):
             subscription.left_out += 1
             return False
+        if saved is None and begin and subscription.options.shared:  # no record has the numbers before, so none expires
+            subscription.saved.streams[stream] = StreamProgress(NumberSet(begin), begin, unwritten=True)
         subscription.add_stream(stream, subscription.saved.progress(stream))
         return True
 
     def stream_created(self, stream: str) -> None:
-        """Add *stream* to the subscriptions whose patterns match it, beginning with its first record."""
+        """Add *stream* to the subscriptions whose patterns match it, beginning with its first record.
+
+        A stream that was retired before goes on with its numbers.
+        """
+        begin = self.journal.bounds(stream)[1]
         networks: dict[str, list[NamedSubscription]] = {}
         for subscription in self._patterns.covering(stream):
             networks.setdefault(subscription.network, []).append(subscription)
         for network, found in networks.items():
             left, added = self.room.left(network), 0
             for subscription in found:
-                added += self._add_stream(subscription, stream, left - added)
+                added += self._add_stream(subscription, stream, left - added, begin)
             self.room.count(network, 0, added)
 
     def delete(self, subscription: NamedSubscription) -> Deferred[None]:
@@ -323,15 +330,12 @@ class SubscriptionTable:
         if self.entries.get(subscription.name) is subscription:
             del self.entries[subscription.name]
             self._said.pop(subscription.name, None)
-            if isinstance(subscription, SharedSubscription):
-                for stream in subscription.tracks:
-                    self.by_stream[stream].remove(subscription)
-                    if not self.by_stream[stream]:
-                        del self.by_stream[stream]
             streams = 0
             if subscription.pattern is not None:
                 self._patterns.remove(subscription.pattern, subscription)
                 streams = len(subscription.tracks)
+            for stream in list(subscription.tracks) if isinstance(subscription, SharedSubscription) else ():
+                subscription.remove_stream(stream)
             self.room.count(subscription.network, -1, -streams, -subscription.memory)
         subscription.gone = True
         subscription.end(reason)

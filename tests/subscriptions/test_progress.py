@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.records import Run
 from fyrehose.spans import NumberSet, merged
 from fyrehose.subscriptions.progress import (
-    FINAL,
+    COUNTED,
     KEPT_LETTERS,
     PARTS,
     RANGES,
@@ -60,12 +61,22 @@ class Numbers:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        self.totals: Counter[str] = Counter()
+        self.rewinds = self.epoch = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin without any progress; the totals stay."""
         self.final: set[int] = set()
         self.ends: dict[int, tuple[int, int]] = {}
-        self.counts = dict.fromkeys(FINAL, 0)
+        self.counts = dict.fromkeys(COUNTED, 0)
         self.letters: list[tuple[int, int, str, int]] = []
-        self.reach = self.lost = self.rewinds = self.epoch = 0
+        self.reach = 0
         self.hold: list[tuple[int, int]] | None = None
+
+    def count(self, kind: str, more: int) -> None:
+        self.counts[kind] += more
+        self.totals[kind] += more
 
     def ranges(self, most: int = 3) -> list[tuple[int, int]]:
         """Return random ranges, which may overlap, or lie in each other."""
@@ -85,7 +96,7 @@ class Numbers:
             if ranges := self.ranges():
                 fields[field] = packed_ranges(ranges)
                 for first, last in ranges:
-                    self.counts[kind] += len(set(range(first, last + 1)) - self.final)
+                    self.count(kind, len(set(range(first, last + 1)) - self.final))
                     self.final |= set(range(first, last + 1))
         if self.dice.random() < 0.3:
             fields["reach"] = self.dice.randint(1, 40)
@@ -98,7 +109,7 @@ class Numbers:
                 "lost": 1,
                 "letters": [[n, 5, "limit", 7] for n in range(self.dice.choice((1, 1, KEPT_LETTERS)))],
             }
-            self.lost += 1
+            self.count("lost", 1)
             self.letters = [*self.letters, *map(tuple, fields["letters"])][-KEPT_LETTERS:]
         if ranges := self.ranges():
             fields["ends"] = [(first, last, self.dice.randint(1, 3), 1) for first, last in ranges]
@@ -113,7 +124,8 @@ class Numbers:
         assert {number for number in range(1, 50) if number in done.final} == self.final, "what is final"
         ends = {number: span.state for span in done.ends for number in range(span.first, span.last + 1)}
         assert ends == self.ends, "how often leases of each record have ended"
-        assert (done.counts, done.lost, done.letters) == (self.counts, self.lost, self.letters), "the counts"
+        assert (done.counts, done.letters) == (self.counts, self.letters), "the counts"
+        assert {kind: saved.total(kind) for kind in COUNTED} == {kind: self.totals[kind] for kind in COUNTED}
         assert (done.reach, done.hold) == (self.reach, self.hold), "the reach, and what was leased at a stop"
 
 
@@ -126,6 +138,11 @@ def test_random_changes_agree_with_plain_tables_also_through_records_and_checkpo
         model.agrees(saved)
         if model.dice.random() < 0.2:
             saved = found(*pack_whole("work", 0, saved))[0].entries["work"]
+            model.agrees(saved)
+        if model.dice.random() < 0.05:
+            model.begin()
+            saved.forget("s")
+            saved.progress("s")
             model.agrees(saved)
 
 

@@ -236,6 +236,64 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     assert sum(len(part.lease) for part in world.lease(shared, 9).result) == 3, "those behind the first of each"
 
 
+def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_it() -> None:
+    world = World()
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, lease=9)).result
+    empty = world.broker.budget.kept
+    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
+    (part,) = world.lease(shared, 3).result
+    done, late = (Item("done", first, last, part.lease.token, "logs.a") for first, last in ((1, 2), (3, 3)))
+    shared.act([done], "w")
+    world.broker.retire_as("test", ["logs.a"])
+    world.clock.pump([CHECK] * 4)
+    assert (shared.places, world.lease(shared, consumer="v").result) == ({"logs.a": 2}, [])
+    world.clock.pump([CHECK] * 40)
+    assert (shared.places, world.broker.budget.kept) == ({}, empty)
+    assert (describe(shared)["settled_total"], describe(shared)["expired_total"]) == (2, 3), "totals never fall"
+    assert [why for _, why in world.broker.named.act(shared, [late], "w").result.refused] == ["lease-lost"]
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    assert shared.places == {"logs.a": 5}, "the numbers before are not missing"
+    (part,) = world.lease(shared, 9).result
+    shared.act([Item("done", 6, 6, part.lease.token, "logs.a")], "w")
+    assert describe(shared)["expired_total"] == 3
+    again: Any = World(world.journal).table.entries["logs"]
+    assert again.places == {"logs.a": 6}
+    assert (describe(again)["settled_total"], describe(again)["expired_total"]) == (3, 3)
+
+
+def test_a_stream_that_was_retired_begins_behind_its_numbers_also_after_a_restart() -> None:
+    world = World()
+    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
+    world.broker.retire_as("test", ["logs.a"])
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, window=4, lease=9)).result
+    world.broker.publish([Run.of("logs.a", [b"x"] * 2, source="test")])
+    assert seqs(world.lease(shared, 1)) == [6]
+    again: Any = World(world.journal)
+    found = again.table.entries["logs"]
+    assert (found.places, seqs(again.lease(found, 9))) == ({"logs.a": 5}, [7]), "number 6 was leased by the one before"
+    assert describe(found)["expired_total"] == 0
+
+
+def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
+    world = World()
+    options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, dead="dead")
+    shared = world.table.create("logs", options).result
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    (part,) = world.lease(shared).result
+    shared.act([Item("reject", 1, 1, part.lease.token, "logs.a")], "w")
+    world.broker.retire_as("test", ["logs.a"])
+    world.clock.pump([CHECK] * 4)
+    assert shared.places == {"logs.a": 1}
+    assert world.broker.named.redrive(shared).result == (1, 0)
+    (part,) = world.lease(shared).result
+    assert part.lease.first == 2
+    shared.act([Item("done", 2, 2, part.lease.token, "logs.a")], "w")
+    world.broker.retire_as("test", ["logs.a"])
+    world.clock.pump([CHECK] * 4)
+    assert shared.places == {}, "no dead letter is left that may be published to it"
+    assert (describe(shared)["settled_total"], describe(shared)["dead_total"]) == (1, 1)
+
+
 def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     world = World()
     world.create()
@@ -410,7 +468,7 @@ def test_records_whose_dead_letters_are_refused_for_good_are_dead_without_a_copy
         world.lease(shared, 10)
     world.clock.advance(31)
     assert [world.table.find(name).pool.lanes["s"].progress.counts["dead"] for name in "ab"] == [10, 10]
-    assert [world.table.find(name).pool.lanes["s"].progress.lost for name in "ab"] == [10, 10]
+    assert [world.table.find(name).pool.lanes["s"].progress.counts["lost"] for name in "ab"] == [10, 10]
     assert "secret" not in world.journal.ends()
 
 

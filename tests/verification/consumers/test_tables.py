@@ -17,11 +17,13 @@ tables = import_module("tables")
 def test_random_schedules_of_whole_tables_break_no_rule(seed: int) -> None:
     found, what, seen = tables.SEARCH.run(f"t{seed}", 50)
     assert not found, f"t{seed}-{found - 1}: {what}"
-    assert all(seen[kind] > 5 for kind in ("settled", "dead", "expired", "starts", "deleted", "rewound", "redriven"))
+    assert all(
+        seen[kind] > 5 for kind in ("settled", "dead", "expired", "starts", "deleted", "rewound", "redriven", "retired")
+    )
 
 
 #: Seeds whose first schedules notice a missing rule, where seed 1 needs hundreds of schedules.
-NOTICED_BY = {"mark": 8, "rewind-epoch": 17, "name-epoch": 21, "request-number": 14, "name-letters": 36}
+NOTICED_BY = {"mark": 8, "rewind-epoch": 17, "name-epoch": 11, "request-number": 19}
 
 
 @pytest.mark.parametrize("rule", list(tables.MISSING))
