@@ -88,6 +88,7 @@ def page(start: Any, browser: Any) -> Iterator[Page]:
     # A connection without a request is closed soon, so that those that are open have an answer that goes on.
     server = start(*words, "--option", "admin.idle-timeout=2s")
     made = Page(server, browser, f"http://127.0.0.1:{server.port('http')}", f"http://127.0.0.1:{server.port('admin')}")
+    made.errors()  # those of an earlier test, whose server had stopped
     browser.get(made.admin)
     made.until(lambda: made.find("#connection").text == "live")
     yield made

@@ -431,7 +431,10 @@ test("a worker gives a record up after the longest time, and goes on with others
   };
   await found.work(handle, { longest: 2, signal: stop.signal });
   assert.deepEqual(seen, [[1, 0], [2, 0], [1, 1]]);
-  assert.equal(lost.message, "the lease of record 1 of hanging is lost: it was not extended in time");
+  // Its own clock ends it, or the server does, which is first on a busy machine.
+  const reasons = ["it was not extended in time", "lease-lost"];
+  const messages = reasons.map((reason) => `the lease of record 1 of hanging is lost: ${reason}`);
+  assert.equal(messages.includes(lost.message), true, lost.message);
   assert.equal((await found.show()).settled_total, 2);
 });
 
