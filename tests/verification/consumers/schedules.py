@@ -26,6 +26,7 @@ from fyrehose.records import Record
 from fyrehose.subscriptions.lane import Draft, Lane, Leased, Waiting
 from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import (
+    FINAL,
     SOURCE,
     STREAM,
     SavedSubscription,
@@ -282,7 +283,7 @@ class Server:
             self.lane.arrived(self.told)
 
     def counts(self):
-        return +Counter(self.lane.progress.counts)
+        return +Counter({how: self.lane.progress.counts[how] for how in FINAL})
 
     def handle(self, message):
         kind, worker, request, *rest = message
