@@ -81,6 +81,13 @@ class NamedSubscription:
         """Remove *stream* from the subscription."""
         raise NotImplementedError
 
+    def has_had(self, stream: str) -> bool:
+        """Return whether *stream* is one of the subscription, or may have been one until it was retired."""
+        if stream in self.tracks:
+            return True
+        covered = self.pattern is not None and self.options.takes(self.pattern, stream)
+        return covered and stream in self.table.journal.retired()
+
     def may_forget(self, track: Track) -> bool:
         """Return whether nobody needs the progress in a stream that was retired."""
         return True

@@ -17,6 +17,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import (
     Forbidden,
+    InvalidPosition,
     InvalidRun,
     NoRoomForSubscription,
     ReadOnly,
@@ -244,7 +245,9 @@ def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_
     (part,) = world.lease(shared, 3).result
     done, late = (Item("done", first, last, part.lease.token, "logs.a") for first, last in ((1, 2), (3, 3)))
     shared.act([done], "w")
-    world.broker.retire_as("test", ["logs.a"])
+    world.broker.retire_as("test", ["logs.a", "s"])
+    other = world.broker.named.act(shared, [attrs.evolve(late, stream="s")], "w")
+    assert isinstance(failure(other), InvalidPosition), "the pattern does not cover it"
     world.clock.pump([CHECK] * 4)
     assert (shared.places, world.lease(shared, consumer="v").result) == ({"logs.a": 2}, [])
     world.clock.pump([CHECK] * 40)
