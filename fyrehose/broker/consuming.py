@@ -220,7 +220,7 @@ class Consuming:
         """Settle, extend or return *items*, and publish *runs* in the same commit."""
         for item in items:
             stream = item.stream or shared.options.stream
-            if not shared.has_had(stream):
+            if stream not in shared.tracks and not shared.had(stream):
                 if not self.table.journal.standing.leads_alone:
                     return fail(Unreplicated("another server may lead, and know more streams; try again"))
                 detail = f"stream {stream[:80]!r} is not one of subscription {shared.name!r}: name the stream of each"

@@ -81,10 +81,8 @@ class NamedSubscription:
         """Remove *stream* from the subscription."""
         raise NotImplementedError
 
-    def has_had(self, stream: str) -> bool:
-        """Return whether *stream* is one of the subscription, or may have been one until it was retired."""
-        if stream in self.tracks:
-            return True
+    def had(self, stream: str) -> bool:
+        """Return whether *stream* may have been one of the subscription until it was retired."""
         covered = self.pattern is not None and self.options.takes(self.pattern, stream)
         return covered and stream in self.table.journal.retired()
 
