@@ -16,259 +16,20 @@ from fyrehose.protocols.relink.channels import OVERHEAD, ChannelEvent, ReceiveCh
 from fyrehose.protocols.relink.events import DropReason
 from fyrehose.protocols.relink.frames import Ack
 from fyrehose.protocols.relink.messages import MessageSequence
-from fyrehose.records import Column, column_of
-
-
-def channel(count: int = 0, transactional: bool = True, decided: int = 0) -> ReceiveChannel:
-    made = ReceiveChannel(0, transactional, 0)
-    for number in range(count):
-        made.accept(((b"%d" % number,),), 10, (1,))
-    if decided:
-        made.decide(decided - 1)
-    return made
+from fyrehose.records import column_of
 
 
 def short(packets: list[Any]) -> list[tuple[str, int | None]]:
     return [(packet.kind.name, packet.number) for packet in packets]
 
 
-def test_decide_returns_messages_in_order() -> None:
-    got = channel(4)
-    assert got.undecided == 4
-    assert got.decide(None) == (0, 0, MessageSequence.of((b"0",)))
-    assert got.decide(2) == (1, 2, MessageSequence.of((b"1",), (b"2",)))
-    assert got.decide(1) is None
-    assert (got.waiting, got.undecided) == (3, 1)
-    with pytest.raises(RemoteProtocolError, match="operation-on-unreceived"):
-        got.decide(4)
-    with pytest.raises(RemoteProtocolError, match="operation-not-transactional"):
-        channel(1, transactional=False).decide(0)
-
-
-def test_results_precede_consumed_and_are_numbered_when_needed() -> None:
-    got = channel(8, decided=8)
-    got.stage(1, Ack.COMMITTED)
-    got.stage(2, None)
-    got.stage(3, Ack.COMMITTED)
-    got.stage(4, Ack.COMMITTED)
-    got.stage(5, Ack.UNCOMMITTED)
-    assert (short(got.settle(1)[0]), short(got.settle(2)[0])) == (
-        [("COMMITTED", 1), ("CONSUMED", 1)],
-        [("CONSUMED", None)],
-    )
-    assert short(got.settle(3)[0]) == [("COMMITTED", 3), ("CONSUMED", None)]
-    assert short(got.settle(4)[0]) == [("COMMITTED", None), ("CONSUMED", None)]
-    packets, freed = got.settle(5)
-    assert (short(packets), freed) == ([("UNCOMMITTED", 5), ("CONSUMED", None)], 10)
-
-
-def test_channel_whose_messages_only_wait_for_decisions_is_resumable() -> None:
-    got = channel(3)
-    assert got.resumable
-    got.decide(0)
-    assert not got.resumable
-    got.stage(0, Ack.COMMITTED)
-    assert not got.resumable
-    got.settle(0)
-    assert got.resumable
-    got.leaving = True
-    assert not got.resumable
-    assert not channel(3, transactional=False).resumable
-
-
-def test_results_are_unconfirmed_until_forgotten() -> None:
-    got = channel(5, decided=5)
-    got.stage(2, Ack.COMMITTED)
-    got.stage(4, Ack.UNCOMMITTED)
-    got.settle(4)
-    assert got.unconfirmed == 5
-    got.forget_results(1)
-    assert [(run.first, run.last) for run in got.results] == [(2, 2), (3, 4)]
-    got.detach()
-    assert got.unconfirmed == 5, "no ping was outstanding"
-    got.trim_barrier = (1, 4)
-    got.detach()
-    assert (got.unconfirmed, got.trim_barrier) == (3, None)
-    got.forget_results(4)
-    assert got.results == []
-
-
-def test_only_consecutive_results_share_a_run() -> None:
-    got = channel(6, decided=6)
-    got.stage(0, Ack.COMMITTED)
-    got.stage(1, Ack.COMMITTED)
-    got.stage(2, None)
-    got.stage(3, Ack.COMMITTED)
-    got.stage(5, Ack.UNCOMMITTED)
-    assert [(run.first, run.last) for run in got.results] == [(0, 1), (3, 3), (4, 5)]
-    assert short(got.settle(4)[0]) == [("COMMITTED", 1), ("COMMITTED", 3), ("UNCOMMITTED", 4), ("CONSUMED", 4)]
-    assert short(got.settle(5)[0]) == [("UNCOMMITTED", None), ("CONSUMED", None)]
-
-
-def test_invalid_staging_is_refused() -> None:
-    got = channel(3, decided=2)
-    for wrong in (lambda: got.stage(2, None), lambda: got.stage(-1, None), lambda: got.settle(0)):
-        with pytest.raises(LocalProtocolError):
-            wrong()
-
-
-def test_unstage_restores_cursor_and_results() -> None:
-    got = channel(6, decided=6)
-    got.stage(1, Ack.COMMITTED)
-    got.settle(1)
-    got.stage(3, Ack.COMMITTED)
-    got.stage(4, Ack.UNCOMMITTED)
-    got.unstage(2)
-    assert (got.done, [(r.result, r.first, r.last) for r in got.results]) == (2, [(Ack.COMMITTED, 0, 2)])
-    got.unstage(4)
-    assert got.done == 2, "unstage never stages"
-    got.unstage(-1)
-    assert got.done == 1, "durable messages stay staged"
-    got.stage(2, Ack.UNCOMMITTED)
-    got.unstage(1)
-    assert [(r.result, r.first, r.last) for r in got.results] == [(Ack.COMMITTED, 0, 1)]
-
-
-def test_report_lists_received_results_and_consumed() -> None:
-    got = channel(8, decided=6)
-    assert short(got.report()) == [("RECEIVED", 7)]
-    got.stage(1, Ack.COMMITTED)
-    got.stage(2, None)
-    got.stage(3, Ack.UNCOMMITTED)
-    got.settle(2)
-    assert short(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("CONSUMED", 2)]
-    got.settle(3)
-    got.forget_results(0)
-    assert short(got.report()) == [("RECEIVED", 7), ("COMMITTED", 1), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
-    got.forget_results(1)
-    assert short(got.report()) == [("RECEIVED", 7), ("UNCOMMITTED", 3), ("CONSUMED", 3)]
-
-
-def test_received_covers_all_new_messages() -> None:
-    got = channel(1, transactional=False)
-    packets = [got.acknowledge_received(False)]
-    got.accept(((),), 1, (0,))
-    packets.append(got.acknowledge_received(False))
-    got.accept(((),), 1, (0,))
-    got.accept(((),), 1, (0,))
-    packets.append(got.acknowledge_received(False))
-    assert [packet.number for packet in packets if packet] == [0, None, 3]
-    assert got.acknowledge_received(False) is None
-    got.stage(3, None)
-    got.settle(3)
-    got.accept(((),), 1, (0,))
-    got.stage(4, None)
-    got.settle(4)
-    assert got.acknowledge_received(False) is None, "consumed implies received"
-    got.accept(((),), 1, (0,))
-    last = got.acknowledge_received(False)
-    assert last is not None
-    assert last.number == 5, "read to the letter, a packet without a number would target another message"
-
-
-def test_received_is_not_repeated_after_consumed() -> None:
-    got = channel(4, transactional=False)
-    packet = got.acknowledge_received(False)
-    assert packet is not None
-    assert packet.number == 3
-    got.stage(1, None)
-    got.settle(1)
-    assert got.acknowledge_received(False) is None
-
-
-def test_rewind_forgets_messages_that_are_not_durable() -> None:
-    got = channel(6, decided=4)
-    got.stage(1, Ack.COMMITTED)
-    got.settle(0)
-    got.advance(ChannelEvent.CLOSE)
-    got.leaving = True
-    assert got.rewind() == 50
-    assert (got.next, got.dec, got.done, got.consumed, got.mode) == (1, 0, 0, 0, Receiving.OPEN)
-    assert not got.leaving
-    assert got.accept(((b"again",),), 1, (5,)) == 1
-
-
-def column(*payloads: bytes) -> Column:
-    return column_of(payloads)
-
-
 def accept(got: ReceiveChannel, *payloads: bytes) -> int:
-    run = column(*payloads)
+    run = column_of(payloads)
     return got.accept(run, len(run.payload) + OVERHEAD * len(run), run.sizes)
 
 
-def test_runs_are_split_at_decisions() -> None:
-    got = channel()
-    assert accept(got, b"a", b"bc", b"") == 0
-    assert accept(got, b"d", b"efg") == 3
-    assert got.decide(1) == (0, 1, MessageSequence((column(b"a", b"bc"),)))
-    assert got.decide(3) == (2, 3, MessageSequence((column(b""), column(b"d"))))
-    assert got.decide(None) == (4, 4, MessageSequence.of((b"efg",)))
-    assert got.undecided == 0
-
-
-@pytest.mark.parametrize("cuts", [(4,), (0, 4), (0, 1, 2, 3, 4), (1, 4), (2, 3, 4)])
-def test_cost_of_runs_is_released_exactly(cuts: tuple[int, ...]) -> None:
-    got = channel(transactional=False)
-    accept(got, b"a", b"bc", b"")
-    accept(got, b"d", b"efg")
-    sizes, freed = [1, 2, 0, 1, 3], []
-    for last in cuts:
-        got.stage(last, None)
-        freed.append(got.settle(last)[1])
-    begins = [0, *(last + 1 for last in cuts)]
-    assert freed == [
-        sum(sizes[begin : last + 1]) + OVERHEAD * (last + 1 - begin) for begin, last in zip(begins, cuts, strict=False)
-    ]
-    assert got.rewind() == 0
-
-
-def test_closing_channel_refuses_messages() -> None:
-    got = channel(1, transactional=False)
-    got.advance(ChannelEvent.CLOSE)
-    assert not got.exhausted
-    for late in (lambda: got.accept(((),), 1, (0,)), lambda: got.accept_dropped(1, DropReason.COUNT)):
-        with pytest.raises(RemoteProtocolError, match="message-after-close"):
-            late()
-    got.stage(0, None)
-    got.settle(0)
-    assert got.exhausted
-    got.advance(ChannelEvent.PING)
-    got.detach()
-    assert got.exhausted, "the barrier ping has to be sent again"
-
-
-def test_received_is_numbered_on_request() -> None:
-    got = channel(1, transactional=False)
-    got.acknowledge_received(True)
-    got.accept(((),), 1, (0,))
-    packet = got.acknowledge_received(True)
-    assert packet is not None
-    assert packet.number == 1
-
-
-def test_dropped_messages_are_numbered_and_cost_nothing() -> None:
-    got = channel(0)
-    got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
-    got.accept_dropped(2, DropReason.COUNT)
-    got.accept_dropped(4, DropReason.COUNT)
-    assert (got.next, got.undecided, got.dropped) == (9, 9, 3)
-    first, last, messages = got.decide(1)  # type: ignore[misc]
-    assert (first, last, messages) == (0, 1, MessageSequence.of((b"a",), (b"b",)))
-    assert got.decide(4) == (2, 4, DropReason.COUNT), "one message was dropped, so none of them can be committed"
-    got.stage(1, Ack.COMMITTED)
-    got.stage(4, Ack.UNCOMMITTED)
-    assert got.settle(1)[1] == 2 * OVERHEAD + 2
-    assert got.settle(4)[1] == OVERHEAD + 1
-    assert got.decide(8) == (5, 8, DropReason.COUNT)
-    got.stage(8, None)
-    assert got.settle(8)[1] == 0
-    got.accept(((b"d",),), OVERHEAD + 1, (1,))
-    assert got.decide(None) == (9, 9, MessageSequence.of((b"d",)))
-
-
 def test_messages_that_are_not_kept_take_no_memory_in_any_number() -> None:
-    got = channel(0)
+    got = ReceiveChannel(0, True, 0)
     tracemalloc.start()
     try:
         for _ in range(2_000):
@@ -278,21 +39,8 @@ def test_messages_that_are_not_kept_take_no_memory_in_any_number() -> None:
         tracemalloc.stop()
 
 
-def test_undecided_messages_can_be_dropped_later() -> None:
-    got = channel(0)
-    got.accept(((b"a",), (b"b",), (b"c",)), 3 * OVERHEAD + 3, (1, 1, 1))
-    got.accept(((b"d",),), OVERHEAD + 1, (1,))
-    got.decide(0)
-    assert got.drop_undecided() == 3 * OVERHEAD + 3
-    assert got.drop_undecided() == 0
-    assert got.decide(3) == (1, 3, DropReason.MEMORY)
-    got.stage(0, Ack.COMMITTED)
-    got.stage(3, Ack.UNCOMMITTED)
-    assert got.settle(3)[1] == OVERHEAD + 1
-
-
 def test_number_of_dropped_messages_is_limited() -> None:
-    got = channel(0)
+    got = ReceiveChannel(0, True, 0)
     got.accept_dropped(MAX_UNDECIDED, DropReason.COUNT)
     with pytest.raises(RemoteProtocolError, match="backlog-too-large"):
         got.accept_dropped(1, DropReason.COUNT)
@@ -321,6 +69,12 @@ class Diary:
     done: int = -1
     consumed: int = -1
     told: int = -1
+    closing: bool = False
+    leaving: bool = False  #: snapshots leave it out
+    pinged: bool = False  #: whether a ping is under way, whose pong shows that the peer knows all results
+    trimming: bool = False  #: whether a ping is under way, whose pong shows that the peer knows earlier results
+    unconfirmed: int = 0  #: the results that went out since that ping
+    why: DropReason | None = None  #: why messages that nothing has decided were not kept
     receipt: int | None = None  #: what `received` said last on this connection
     said: tuple[Ack, int] | None = None  #: the result that went out last on this connection, and of which message
     forgotten: int = -1  #: the last message whose result the peer is known to have
@@ -328,6 +82,16 @@ class Diary:
     @property
     def decided(self) -> int:
         return self.dec if self.transactional else len(self.all) - 1
+
+    @property
+    def exhausted(self) -> bool:
+        return self.closing and self.consumed + 1 == len(self.all)
+
+    @property
+    def mode(self) -> Receiving:
+        if self.pinged:
+            return Receiving.BARRIER
+        return Receiving.CLOSING if self.closing else Receiving.OPEN
 
     @property
     def dropping(self) -> bool:
@@ -348,6 +112,7 @@ class Diary:
             plain = begin == last and self.said == (result, begin - 1)
             packets.append((result.name, None if plain else last))
             self.said = (result, last)
+            self.unconfirmed += last - begin + 1
         packets.append(("CONSUMED", None if through == first else through))
         self.consumed, self.told = through, max(self.told, through)
         return packets, self.cost(first, through)
@@ -379,34 +144,64 @@ class History:
 
     def step(self) -> None:
         names = ("come", "come", "drop", "decide", "decide", "stage", "stage", "settle", "settle", "acknowledge")
-        getattr(self, self.random.choice((*names, "unstage", "forget", "reconnect", "rewind")))()
+        rare = ("unstage", "forget", "trim", "close", "ping", "reconnect", "rewind")
+        getattr(self, self.random.choice(names + rare))()
         got, diary = self.channel, self.diary
         assert (got.next, got.done, got.consumed) == (len(diary.all), diary.done, diary.consumed)
         assert got.waiting == diary.decided - diary.consumed
         assert got.undecided == len(diary.all) - 1 - diary.decided
-        assert got.resumable == (diary.transactional and diary.decided == diary.done == diary.consumed)
+        waits = diary.decided == diary.done == diary.consumed
+        assert got.resumable == (diary.transactional and waits and not diary.leaving)
+        assert (got.mode, got.exhausted) == (diary.mode, diary.exhausted and not diary.pinged)
+        assert got.unconfirmed == diary.unconfirmed
         assert [(run.result, run.first, run.last) for run in got.results] == diary.results(0, diary.done)
 
     def between(self, low: int, high: int) -> int:
         return self.random.randint(low, high) if low <= high else high + 1
 
     def come(self) -> None:
-        payloads = [b"x" * self.random.choice((0, 1, 5)) for _ in range(self.random.choice((1, 1, 2, 4)))]
+        sizes = self.random.choices((0, 1, 5), k=self.random.choice((1, 1, 2, 4)))
+        payloads = list(map(self.random.randbytes, sizes))
+        if self.diary.closing:
+            for late in (lambda: accept(self.channel, *payloads), lambda: self.drop_new(1)):
+                with pytest.raises(RemoteProtocolError, match="message-after-close"):
+                    late()
+            return
         kept = not self.diary.dropping and (not self.diary.transactional or self.random.random() < 0.9)
         if not kept:
-            self.channel.accept_dropped(len(payloads), DropReason.COUNT)
+            self.diary.why = self.diary.why if self.diary.dropping else DropReason.COUNT
+            self.drop_new(len(payloads))
         elif self.random.random() < 0.5:
             assert accept(self.channel, *payloads) == len(self.diary.all)
         else:
-            cost, sizes = sum(OVERHEAD + len(one) for one in payloads), [len(one) for one in payloads]
+            cost = sum(sizes) + OVERHEAD * len(sizes)
             assert self.channel.accept(tuple((one,) for one in payloads), cost, sizes) == len(self.diary.all)
         self.diary.all += [Came(one, kept) for one in payloads]
+
+    def drop_new(self, count: int) -> None:
+        self.channel.accept_dropped(count, DropReason.COUNT)
+
+    def close(self) -> None:
+        if not self.diary.closing and self.random.random() < 0.3:
+            self.channel.advance(ChannelEvent.CLOSE)
+            self.diary.closing = True
+
+    def ping(self) -> None:
+        if self.diary.exhausted and not self.diary.pinged:
+            self.channel.advance(ChannelEvent.PING)
+            self.channel.barrier = 1
+            self.channel.leaving = self.diary.leaving = self.diary.pinged = True
+
+    def trim(self) -> None:
+        if not self.diary.trimming:
+            self.channel.trim_barrier, self.channel.unconfirmed = (1, self.diary.consumed), 0
+            self.diary.trimming, self.diary.unconfirmed = True, 0
 
     def drop(self) -> None:
         first = self.diary.decided + 1
         assert self.channel.drop_undecided() == self.diary.cost(first, len(self.diary.all) - 1)
         for one in self.diary.all[first:]:
-            one.kept = False
+            one.kept, self.diary.why = False, DropReason.MEMORY
 
     def decide(self) -> None:
         diary = self.diary
@@ -414,7 +209,8 @@ class History:
         last = self.between(max(first - 2, -1), len(diary.all))
         number = None if last == first and self.random.random() < 0.5 else last & 0xFFFFFFFF
         if not diary.transactional or last >= len(diary.all):
-            with pytest.raises(RemoteProtocolError, match="operation-"):
+            cause = "operation-on-unreceived" if diary.transactional else "operation-not-transactional"
+            with pytest.raises(RemoteProtocolError, match=cause):
                 self.channel.decide(number)
             return
         found = self.channel.decide(number)
@@ -428,7 +224,7 @@ class History:
             if all(one.kept for one in decided):
                 assert found[2] == MessageSequence.of(*((one.payload,) for one in decided))
             else:
-                assert isinstance(found[2], DropReason)
+                assert found[2] is diary.why
 
     def stage(self) -> None:
         result = self.random.choice((Ack.COMMITTED, Ack.UNCOMMITTED, None)) if self.diary.transactional else None
@@ -467,17 +263,24 @@ class History:
         self.diary.forgotten = max(self.diary.forgotten, through)
 
     def reconnect(self) -> None:
+        diary = self.diary
         self.channel.detach()
+        if diary.trimming:
+            diary.unconfirmed = sum(last - first + 1 for _, first, last in diary.results(0, diary.done))
+        diary.trimming = diary.pinged = False
+        assert (self.channel.barrier, self.channel.trim_barrier) == (None, None)
         assert short(self.channel.report()) == self.diary.report()
 
     def rewind(self) -> None:
         if self.random.random() < 0.7:
             return
         diary = self.diary
+        self.reconnect()
         assert self.channel.rewind() == diary.cost(diary.consumed + 1, len(diary.all) - 1)
         del diary.all[diary.consumed + 1 :]
         diary.done = diary.consumed
         diary.dec = min(diary.dec, diary.consumed)
+        diary.closing = diary.leaving = False
         self.reconnect()
 
 
