@@ -34,39 +34,6 @@ def feed(order: Repair, *ranges: tuple[int, int], now: float = 0.0) -> list[int]
     return [seq for first, last in ranges for seq in seqs(order.received(run(first, last), now)[1])]
 
 
-def test_records_in_order_are_passed_on() -> None:
-    order = Repair()
-    first = run(7, 9)
-    assert order.received(first, 0.0) == ([first], [first])
-    assert feed(order, (10, 10), (11, 20)) == list(range(10, 21))
-    assert (order.position, order.highest, order.missing, order.duplicates) == (20, 20, [], 0)
-
-
-def test_gap_holds_back_later_records() -> None:
-    order = Repair(0)
-    assert feed(order, (1, 2), (5, 6), (9, 9)) == [1, 2]
-    assert order.missing == [(3, 4), (7, 8)]
-    assert feed(order, (4, 4)) == []
-    assert order.missing == [(3, 3), (7, 8)]
-    assert feed(order, (3, 3)) == [3, 4, 5, 6]
-    assert feed(order, (7, 8)) == [7, 8, 9]
-    assert order.missing == []
-
-
-def test_run_closes_every_gap_that_it_covers() -> None:
-    order = Repair(0)
-    feed(order, (4, 4), (7, 7), (10, 10))
-    feed(order, (2, 5))
-    assert order.missing == [(1, 1), (6, 6), (8, 9)]
-
-
-def test_duplicates_are_dropped() -> None:
-    order = Repair(0)
-    assert feed(order, (1, 5), (1, 5), (3, 7), (10, 12), (9, 12), (6, 13)) == [*range(1, 6), 6, 7, 8, 9, *range(10, 14)]
-    assert order.duplicates == 5 + 3 + 3 + 2 + 4
-    assert order.position == 13
-
-
 def test_gap_is_requested_after_the_reorder_delay() -> None:
     order = Repair(0, reorder=0.02, probe=99)
     feed(order, (2, 3), now=1.0)
