@@ -25,6 +25,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from tests.live.networks import Network
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 #: Of tests about the start or the end of a process, which must be that of a new interpreter.
@@ -90,17 +92,18 @@ def test_twistd_finds_the_plugin_from_any_directory(tmp_path: Path) -> None:
 
 
 @REAL
-def test_without_options_every_plugin_listens(start: Any, tmp_path: Path) -> None:
+def test_without_options_every_plugin_listens(start: Any) -> None:
+    """The server has a network of its own, because another one may use the default ports."""
     from fyrehose import plugins
 
-    server = start(ready=False)
-    while server.process.poll() is None and "serving\n" not in server.log:
-        time.sleep(0.01)
-    if "Address already in use" in server.errors:
-        pytest.skip("a default port is in use")
-    for name in plugins.names():
-        assert f"{name} ({plugins.load(name).default_endpoint}) listens on 127.0.0.1:" in server.log
-    assert server.stop() == 0
+    network = Network.make()
+    try:
+        server = start(command=network.inside)
+        for name in plugins.names():
+            assert f"{name} ({plugins.load(name).default_endpoint}) listens on 127.0.0.1:" in server.log
+        assert server.stop() == 0
+    finally:
+        network.end()
 
 
 #: A command that runs ``fyrehose serve`` where the fixture starts twistd.
