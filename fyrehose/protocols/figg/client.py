@@ -129,11 +129,11 @@ class FiggClient(TCPClient):
 
     def ready(self) -> Deferred[None]:
         """Return a Deferred that fires when the window has room for another message."""
-        return self._window.when_room()
+        return self.watchers.when(lambda: self._window.has_room)
 
     def flush(self) -> Deferred[None]:
         """Return a Deferred that fires when every published message is acknowledged."""
-        return self._window.when_empty()
+        return self.watchers.when(lambda: self._window.empty)
 
     def subscribe(
         self,
@@ -206,6 +206,7 @@ class FiggClient(TCPClient):
 
     def abandon(self, error: Exception) -> None:
         self._window.fail(error)
+        self.watchers.notify()  # an errback may have called flush()
         self._subscriptions.clear()
 
     def _attach(self, connection: FiggConnection, subscription: Subscription) -> None:
@@ -223,6 +224,7 @@ class FiggClient(TCPClient):
                 self._detaching.discard(event.topic)
             case frames.Ack():
                 self._window.acknowledged(event.number)
+                self.watchers.notify()
                 self._send_waiting()
             case frames.Pong():
                 pass  # the connection counts any data as an answer

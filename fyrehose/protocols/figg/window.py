@@ -13,7 +13,6 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from fyrehose.errors import LocalProtocolError
-from fyrehose.net.clients import Watchers
 from fyrehose.records import Run
 
 
@@ -50,7 +49,6 @@ class PublishWindow:
     _next: int = attrs.field(default=1, init=False)
     _in_flight: int = attrs.field(default=0, init=False)
     _held: int = attrs.field(default=0, init=False)
-    _watchers: Watchers = attrs.field(factory=Watchers, init=False)
 
     @property
     def has_room(self) -> bool:
@@ -66,7 +64,7 @@ class PublishWindow:
         """Append messages, and number them.
 
         :return: a Deferred that fires when all of these messages are acknowledged
-        :raises LocalProtocolError: more than ``max_bytes`` are unacknowledged; wait for :meth:`when_room`
+        :raises LocalProtocolError: more than ``max_bytes`` are unacknowledged; wait for :attr:`has_room`
         """
         if self._held > self.max_bytes:
             raise LocalProtocolError(f"{self._held} unacknowledged bytes, limit {self.max_bytes}: wait for ready()")
@@ -118,15 +116,6 @@ class PublishWindow:
             entry.run, entry.first = rest, number + 1
         for deferred in done:
             deferred.callback(None)
-        self._watchers.notify()
-
-    def when_room(self) -> Deferred[None]:
-        """Return a Deferred that fires when :attr:`has_room` is true."""
-        return self._watchers.when(lambda: self.has_room)
-
-    def when_empty(self) -> Deferred[None]:
-        """Return a Deferred that fires when :attr:`empty` is true."""
-        return self._watchers.when(lambda: self.empty)
 
     def fail(self, reason: Exception) -> None:
         """Drop all messages, and fail every Deferred that has not fired with *reason*."""
@@ -136,7 +125,6 @@ class PublishWindow:
         self._in_flight = self._held = 0
         for deferred in dead:
             deferred.errback(reason)
-        self._watchers.fail(reason)
 
 
 def _parts(run: Run, count: int) -> Iterator[Run]:
