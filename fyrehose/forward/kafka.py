@@ -99,7 +99,7 @@ class KafkaSender(BatchSender):
         return BatchOutcome(
             again=[records[at] for at in sorted(again)],
             reason=self.problem,
-            refused=[(records[at], str(error)) for at, error in refused.items()],
+            refused=[(records[at], str(refused[at])) for at in sorted(refused)],
         )
 
     def close(self) -> None:

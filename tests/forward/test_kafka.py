@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 import pytest_twisted
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from twisted.internet import reactor
 
 from fyrehose.errors import ConfigError, MissingExtra
@@ -89,6 +90,53 @@ class Broken:
 
     def flush(self, seconds: float) -> int:
         return 0
+
+
+class Odd:
+    """A producer with a fate for each record, which is its payload."""
+
+    FINAL = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_RECORD)
+    LATER = (KafkaError._MSG_TIMED_OUT, KafkaError.NOT_LEADER_FOR_PARTITION)
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+
+    def produce(self, topic: str, value: bytes, on_delivery: Any, **values: Any) -> None:
+        fate, _, code = value.decode().partition(" ")
+        if fate == "full":
+            raise BufferError
+        if fate == "raised":
+            raise KafkaException(KafkaError(int(code)))
+        if fate != "silent":
+            self.reports.append((on_delivery, KafkaError(int(code)) if code else None))
+
+    def flush(self, seconds: float) -> int:
+        """Report in another order than that of the records, as brokers do."""
+        while self.reports:
+            on_delivery, error = self.reports.pop()
+            on_delivery(error, None)
+        return 0
+
+
+FATES = (
+    *("stored", "silent", "full"),
+    *(f"{how} {code}" for how in ("told", "raised") for code in (*Odd.FINAL, *Odd.LATER)),
+)
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest_twisted.ensureDeferred
+async def test_each_record_is_stored_refused_or_sent_again_whatever_becomes_of_the_others(seed: int) -> None:
+    dice = Random(seed)
+    fates = [dice.choice(FATES) if dice.random() < 0.5 else "stored" for _ in range(dice.randint(1, 12))]
+    end = fates.index("full") if "full" in fates else len(fates)
+    refused = [at for at, fate in enumerate(fates[:end]) if any(fate.endswith(f" {code}") for code in Odd.FINAL)]
+    again = [at for at, fate in enumerate(fates) if at >= end or (fate != "stored" and at not in refused)]
+    sender = KafkaSender(table(), Around(reactor, [], lambda: ""), Odd)
+    outcome = await sender.send([run_of(*(fate.encode() for fate in fates))])
+    assert [run.first_seq - 7 for run in outcome.again] == again
+    assert [run.first_seq - 7 for run, _ in outcome.refused] == refused
+    assert bool(outcome.reason) is bool(again)
 
 
 @pytest_twisted.ensureDeferred

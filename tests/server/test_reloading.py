@@ -285,6 +285,17 @@ def test_the_policy_is_read_again_and_ends_what_it_forbids(world: World) -> None
     assert world.server.fyrehose.broker.guard.policy is LOOPBACK
 
 
+def test_a_public_listener_keeps_its_policy(world: World) -> None:
+    """A reload without the policy would leave a listener open that a start refuses."""
+    public = PAGE.replace("8117:interface=127.0.0.1", "8117")
+    world.write('[[allow]]\nnetwork = "10.0.0.0/8"\npublish = "x"\n', "policy.toml")
+    assert not world.reload('policy = "policy.toml"\n' + public).error
+    policy = world.server.fyrehose.broker.guard.policy
+    answer = world.reload(public)
+    assert "refusing to listen on a public address without an access policy" in answer.error
+    assert (answer.changed, world.server.fyrehose.broker.guard.policy) == ((), policy)
+
+
 def test_idle_streams_are_retired_after_a_reload_that_enables_it(world: World) -> None:
     world.reload(PAGE + '[option.server]\nretire-idle = "1d"\n')
     names = [service.name for service in world.server.fyrehose]
