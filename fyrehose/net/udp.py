@@ -19,16 +19,14 @@ import errno
 import re
 import socket
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
-from functools import partial
 from ipaddress import AddressValueError, IPv4Address
 from struct import Struct
 from typing import Any, Protocol
 
-from twisted.application.service import Service
 from twisted.internet import udp
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError, MessageLengthError
 from twisted.internet.interfaces import IReadWriteDescriptor
 from twisted.internet.protocol import DatagramProtocol
@@ -37,8 +35,6 @@ from twisted.python.failure import Failure
 from zope.interface import Attribute, Interface, implementer
 
 from fyrehose.errors import ConfigError
-from fyrehose.file_content import FileContent
-from fyrehose.interfaces import IReloading, Prepared
 from fyrehose.net.lifecycle import Timers
 from fyrehose.observe.counters import Counters
 from fyrehose.records import Buffer
@@ -143,19 +139,6 @@ class TrainProtocol(DatagramProtocol):
                 self.transport.write(datagram, destination)
             except (OSError, MessageLengthError) as error:
                 self.send_failed(error, destination)
-
-    # Called by the service.
-
-    def change(self, settings: Any) -> None:
-        """Use other settings from now on."""
-        raise NotImplementedError
-
-    def drain(self) -> Deferred[None]:
-        """Ignore datagrams from now on; call this before the port stops listening, so that no accepted message is lost.
-
-        :return: a Deferred that fires when all accepted messages are durable, and delivered if the protocol delivers
-        """
-        raise NotImplementedError
 
     def send_failed(self, error: Exception, destination: Address) -> None:
         """Count a datagram that could not be sent, which affects no other destination."""
@@ -456,44 +439,3 @@ def parse_endpoint(protocol: str, endpoint: str) -> Address:
     raise ConfigError(
         f"invalid --listen '{protocol}={endpoint}': expected udp:PORT or udp:PORT:interface=IP (IPv4 only)"
     )
-
-
-@implementer(IReloading)
-class UDPService(Service):
-    """A service that serves a protocol at one UDP port while it runs."""
-
-    def __init__(self, endpoint: str, port: UDPPort, protocol: TrainProtocol) -> None:
-        self.name = f"{protocol.name} ({endpoint})"
-        self._port = port
-        self._protocol = protocol
-        self.contents: dict[str, FileContent] = {}
-
-    def startService(self) -> Deferred[UDPPort]:
-        """Bind the port and serve.
-
-        :return: a Deferred that fires with the port, or fails with CannotListenError
-        """
-        Service.startService(self)
-        try:
-            self._port.startListening()
-        except CannotListenError as error:
-            return fail(error)
-        return succeed(self._port)
-
-    def fixed(self, settings: Any) -> Collection[str]:
-        """Return the options that a running server cannot change; a hook for subclasses."""
-        return ()
-
-    def prepare(self, settings: Any) -> Prepared:
-        """Return what applies *settings*; there are no files to read first."""
-        return Prepared(partial(self._protocol.change, settings))
-
-    def stopService(self) -> Deferred[None]:
-        """Stop serving.
-
-        :return: a Deferred that fires when accepted messages are durable and delivered, and the port is closed
-        """
-        Service.stopService(self)
-        if not self._port.connected:
-            return succeed(None)
-        return self._protocol.drain().addCallback(lambda _: self._port.stopListening())

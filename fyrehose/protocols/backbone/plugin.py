@@ -13,7 +13,8 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IClientPlugin, IConnected
 from fyrehose.net.clients import ClientTarget
-from fyrehose.net.udp import UDPPort, UDPService, parse_endpoint
+from fyrehose.net.udp import UDPPort, parse_endpoint
+from fyrehose.net.udp_server import UDPService
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.server import PROTOCOL, BackboneProtocol
 from fyrehose.protocols.backbone.session import BackboneOptions

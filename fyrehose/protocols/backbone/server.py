@@ -12,7 +12,6 @@ client).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from random import Random, SystemRandom
 from typing import Any
 
@@ -21,12 +20,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from fyrehose.broker.peer import publisher_for
 from fyrehose.errors import FyrehoseError, JournalCorrupt
-from fyrehose.identity import Action, Identity
+from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker, IRelay, ISubscription
-from fyrehose.net.lifecycle import Timers
-from fyrehose.net.udp import TrainProtocol, is_local
+from fyrehose.net.udp import is_local
+from fyrehose.net.udp_server import UDPServerProtocol
 from fyrehose.protocols.backbone.frames import HEADER, MAX_DATA, Address
 from fyrehose.protocols.backbone.gso_batches import Delivers, Train, serialize_delivers
 from fyrehose.protocols.backbone.ranges import Range, Ranges, Replays
@@ -83,16 +81,12 @@ SLICES = 8
 SLICE_RANGES = 64
 #: Delay before the next turn if the rates of all destinations are exhausted, in seconds.
 REPLAY_WAIT = 0.01
-#: How long :meth:`BackboneProtocol.drain` waits until accepted messages are durable and delivered, in seconds.
-DRAIN_TIMEOUT = 10.0
 #: Answers (ACKs and FORWARDs) are dropped while this many trains of datagrams wait to be sent.
 MOST_WAITING = 4_096
-#: Number of hosts whose permissions are cached.
-HOSTS = 4_096
 
 
 @implementer(IRelay)
-class BackboneProtocol(TrainProtocol):
+class BackboneProtocol(UDPServerProtocol):
     """The server's protocol: it publishes PUSHes, delivers the stream's records, and answers REQUESTs from the journal.
 
     It works with any ``reactor.listenUDP(port, BackboneProtocol(broker))``; over a :class:`~.udp.UDPPort` it moves many
@@ -113,27 +107,18 @@ class BackboneProtocol(TrainProtocol):
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
-        self.reactor = reactor
-        self.timers = Timers(reactor)
-        self.counters = broker.counters
-        self._broker = broker
-        broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
-        self._settings = settings = settings or BackboneSettings()
+        settings = settings or BackboneSettings()
+        super().__init__(broker, settings, reactor, EVENTS, REFUSALS)
         # Restrict the stream here, not when the port is bound: other listeners may publish to it before that.
         broker.restrict(settings.stream, MAX_DATA)
         bounds = lambda: broker.bounds(settings.stream)  # noqa: E731
         self._session = BackboneServerSession(settings, bounds, self._is_own, random or SystemRandom(), self._permits)
-        #: the broker with the permissions of each of the latest hosts
-        self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
-        self._journal_behind = False
         self._pushed: dict[Address, list[Pushed]] = {}
         self._published = 0
-        self._unsettled = 0  #: publishes that are neither durable nor refused
         self._sent = (0, 0)
         self._subscription: ISubscription | None = None
         self._replays = Replays()
         self._replaying = False  #: whether the next slice waits for its turn
-        self._draining: Deferred[None] | None = None
 
     @property
     def subscribers(self) -> int:
@@ -143,20 +128,12 @@ class BackboneProtocol(TrainProtocol):
 
     def change(self, settings: BackboneSettings) -> None:
         """Use other settings, of the same stream, from now on."""
-        self._settings = settings
+        super().change(settings)
         self._session.change(settings)
 
     def drain(self) -> Deferred[None]:
-        """Ignore datagrams from now on; call this before the port stops listening, so that no accepted message is lost.
-
-        :return: a Deferred that fires when accepted messages are durable and delivered, or after DRAIN_TIMEOUT
-        """
-        self.turn_over()
-        self._draining = Deferred()
         self._replays.clear()
-        self.timers.start(DRAIN_TIMEOUT, self._end_drain)
-        self._check_drained()
-        return self._draining
+        return super().drain()
 
     # Called by the port.
 
@@ -164,21 +141,17 @@ class BackboneProtocol(TrainProtocol):
         """Start to deliver."""
         host = self.transport.getHost()
         self._address: Address = (host.host, host.port)
-        self._draining = None
-        self._account = self._broker.budget.account(self)
-        self._publisher = publisher_for(self._broker, self._account, self._settle)
-        self._subscription = self._broker.subscribe(self._settings.stream, None, self)
+        super().startProtocol()
+        self._subscription = self.broker.subscribe(self.settings.stream, None, self)
         self._subscription.resumeProducing()
 
     def stopProtocol(self) -> None:
         """Stop to deliver, because the port is closed."""
-        super().stopProtocol()
         self._replays.clear()
         if self._subscription is not None:
             self._subscription.stopProducing()
             self._subscription = None
-        self._account.close()
-        self._end_drain()
+        super().stopProtocol()
 
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
         """Process datagrams that arrived together; messages wait for :meth:`turn_over` to be published.
@@ -186,7 +159,7 @@ class BackboneProtocol(TrainProtocol):
         :param data: the datagrams, each of *segment* bytes, except that the last one may be shorter
         :param source: the address that they came from
         """
-        if self._draining is not None:
+        if self.drained is not None:
             return
         for event in self._session.receive_datagrams(data, segment, source, self.reactor.seconds()):
             if isinstance(event, Pushed):
@@ -205,8 +178,8 @@ class BackboneProtocol(TrainProtocol):
 
         From an answer without them, the client would conclude that the sequences have begun again.
         """
-        behind = event.last < LAST_SEQ and event.last > self._broker.bounds(self._settings.stream)[1]
-        return behind and self._broker.standing.role is not ServerRole.ALONE
+        behind = event.last < LAST_SEQ and event.last > self.broker.bounds(self.settings.stream)[1]
+        return behind and self.broker.standing.role is not ServerRole.ALONE
 
     def turn_over(self) -> None:
         """Send the answers to the datagrams of this turn of the reactor, and publish their messages."""
@@ -228,16 +201,7 @@ class BackboneProtocol(TrainProtocol):
         if self._subscription is not None:
             self._subscription.resumeProducing()
         self._schedule_replay()
-        self._check_drained()
-
-    # Called by the budget.
-
-    def pauseProducing(self) -> None:
-        """Drop PUSHes from now on, because the journal is behind; UDP senders cannot be paused."""
-        self._journal_behind = True
-
-    def resumeProducing(self) -> None:
-        self._journal_behind = False
+        self.check_drained()
 
     # Called by the broker, with durable records of the stream.
 
@@ -260,8 +224,8 @@ class BackboneProtocol(TrainProtocol):
         if receivers:
             self._deliver(delivery.encoded(serialize_delivers), delivery, receivers, now)
             self.flush()
-        if self._draining is not None:
-            self._check_drained()
+        if self.drained is not None:
+            self.check_drained()
 
     def skipped(self, first: int, last: int) -> None:
         """Count records that retention removed before they were delivered."""
@@ -270,10 +234,10 @@ class BackboneProtocol(TrainProtocol):
     def ended(self, reason: Exception) -> None:
         self._subscription = None
         log.error("{protocol}: delivery has ended: {reason}", protocol=PROTOCOL, reason=str(reason))
-        self._check_drained()
+        self.check_drained()
 
     def _permits(self, host: str, action: Action) -> bool:
-        permitted: bool = self._identified(host).permits(action, self._settings.stream)
+        permitted: bool = self.identified(host).permits(action, self.settings.stream)
         return permitted
 
     def _is_own(self, address: Address) -> bool:
@@ -299,7 +263,7 @@ class BackboneProtocol(TrainProtocol):
                 count += len(event.lengths) // 4
                 size += len(event.payload)
                 large += event.large
-        if self._journal_behind:
+        if self.journal_behind:
             self._drop(Dropped(source=source, cause="journal-behind", count=count))
             return
         runs = []
@@ -310,18 +274,14 @@ class BackboneProtocol(TrainProtocol):
         if large:
             self.counters.add(PROTOCOL, "fragmented-pushes", large)
 
-        self._unsettled += 1
         try:
-            self._publisher.publish(runs, source)
+            self.publish(runs, source)
         except Exception as error:
-            self._unsettled -= 1
             self._refused(source, runs, error)
 
-    def _settle(self, items: Sequence[Publish]) -> None:
-        """Note publishes that became durable by the same commit."""
-        self._unsettled -= len(items)
+    def settle(self, items: Sequence[Publish]) -> None:
         self._published = max(self._published, items[-1].runs[-1].last_seq)
-        self._check_drained()
+        super().settle(items)
 
     def _refused(self, source: Address, runs: Sequence[Run], error: Exception) -> None:
         if not isinstance(error, FyrehoseError):
@@ -336,7 +296,7 @@ class BackboneProtocol(TrainProtocol):
             lengths = b"".join(event.lengths for event in events)
             payload = b"".join(event.payload for event in events)
         producer = "{}:{}".format(*source)
-        return Run(stream=self._settings.stream, source=PROTOCOL, producer=producer, lengths=lengths, payload=payload)
+        return Run(stream=self.settings.stream, source=PROTOCOL, producer=producer, lengths=lengths, payload=payload)
 
     def _deliver(
         self, delivers: Delivers, delivery: Delivery, receivers: list[tuple[Address, KnownClient]], now: float
@@ -376,7 +336,7 @@ class BackboneProtocol(TrainProtocol):
     def _schedule_replay(self) -> None:
         if self._replays and not self._replaying and not self.waiting:
             self._replaying = True
-            self._broker.turns.ready(self)
+            self.broker.turns.ready(self)
 
     def take_turn(self) -> int:
         """Send a slice to the next destination whose rate allows it, and return its size in bytes."""
@@ -406,7 +366,7 @@ class BackboneProtocol(TrainProtocol):
         """Send some of the records in *ranges*; return their size in bytes, and the last sequence that is done."""
         part = ranges.first(SLICE_RANGES)
         try:
-            runs = self._broker.read(self._settings.stream, part[0][0], SLICE)
+            runs = self.broker.read(self.settings.stream, part[0][0], SLICE)
         except JournalCorrupt as damage:
             self._drop(Dropped(source=destination, cause="journal-corrupt", detail=str(damage)))
             return 0, part[0][1]
@@ -425,13 +385,7 @@ class BackboneProtocol(TrainProtocol):
             return size, ranges[-1][1]  # the ration holds the rest back
         return size, min(part[-1][1], runs[-1].last_seq) if runs else part[-1][1]
 
-    def _check_drained(self) -> None:
-        if self._draining is None:
-            return
+    def is_settled(self) -> bool:
+        """Return whether everything that was accepted is durable, and was delivered and sent."""
         delivered = self._subscription is None or self._subscription.position >= self._published
-        if delivered and not self._unsettled and not self.waiting:
-            self._end_drain()
-
-    def _end_drain(self) -> None:
-        if self._draining is not None and not self._draining.called:
-            self._draining.callback(None)
+        return delivered and not self.waiting and super().is_settled()

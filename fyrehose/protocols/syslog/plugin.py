@@ -9,7 +9,8 @@ from zope.interface import implementer
 
 from fyrehose.interfaces import Abilities, IBroker, IProtocolPlugin
 from fyrehose.net.endpoints import TCPService
-from fyrehose.net.udp import UDPPort, UDPService, parse_endpoint
+from fyrehose.net.udp import UDPPort, parse_endpoint
+from fyrehose.net.udp_server import UDPService
 from fyrehose.protocols.syslog.server import PROTOCOL, SyslogDatagrams, SyslogFactory, SyslogSettings
 
 

@@ -11,23 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from struct import pack
 from typing import Any, ClassVar
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from fyrehose.broker.peer import publisher_for
 from fyrehose.errors import Forbidden, FyrehoseError, PayloadTooLarge, PublishError
-from fyrehose.identity import Action, Identity
+from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
-from fyrehose.net.lifecycle import Timers
 from fyrehose.net.tcp import SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
-from fyrehose.net.udp import Address, TrainProtocol
+from fyrehose.net.udp import Address
+from fyrehose.net.udp_server import UDPServerProtocol
 from fyrehose.options import exact_size, name, one_of, option, size
 from fyrehose.protocols.syslog.message import FIELDS, fields_of
 from fyrehose.protocols.syslog.session import (
@@ -48,10 +45,6 @@ REFUSALS = (
     *("bad-header", "bad-trailer", "frame-too-large", "journal-behind", "not-syslog", "receive-error"),
     "truncated-frame",
 )
-#: How long a UDP listener that stops waits until its messages are durable, in seconds.
-DRAIN_TIMEOUT = 10.0
-#: How many hosts of datagrams have their rights remembered.
-HOSTS = 4_096
 
 
 @attrs.frozen(kw_only=True)
@@ -182,49 +175,20 @@ class SyslogFactory(SessionFactory):
     settings: SyslogSettings
 
 
-class SyslogDatagrams(TrainProtocol):
+class SyslogDatagrams(UDPServerProtocol):
     """The protocol of a UDP port, on which each datagram is a message; what cannot be stored is dropped and counted."""
 
     name = PROTOCOL
     log: ClassVar[Logger] = Logger()
 
     def __init__(self, broker: IBroker, settings: SyslogSettings, reactor: Any) -> None:
-        self.reactor = reactor
-        self.timers = Timers(reactor)
-        self.counters = broker.counters
-        broker.counters.declare(PROTOCOL, EVENTS, REFUSALS)
-        self._broker = broker
-        self._settings = settings
-        self._identified = lru_cache(HOSTS)(lambda host: broker.identified(Identity(host=host)))
+        super().__init__(broker, settings, reactor, EVENTS, REFUSALS)
         self._received: dict[Address, list[bytes]] = {}
-        self._behind = False
-        self._unsettled = 0
-        self._drained: Deferred[None] | None = None
-
-    # Called by the service.
-
-    def change(self, settings: SyslogSettings) -> None:
-        self._settings = settings
-
-    def drain(self) -> Deferred[None]:
-        self.turn_over()
-        self._drained = Deferred()
-        self.timers.start(DRAIN_TIMEOUT if self._unsettled else 0, self._end_drain)
-        return self._drained
 
     # Called by the port.
 
-    def startProtocol(self) -> None:
-        self._drained = None
-        self._account = self._broker.budget.account(self)
-        self._publisher = publisher_for(self._broker, self._account, self._settle)
-
-    def stopProtocol(self) -> None:
-        super().stopProtocol()
-        self._account.close()
-
     def datagrams_received(self, data: memoryview, segment: int, source: Address) -> None:
-        if self._drained is None:
+        if self.drained is None:
             datagrams = (bytes(data[at : at + segment]) for at in range(0, len(data), segment))
             self._received.setdefault(source, []).extend(filter(None, datagrams))
 
@@ -233,8 +197,8 @@ class SyslogDatagrams(TrainProtocol):
         received, self._received = self._received, {}
         allowed: list[Run] = []
         for (host, port), payloads in received.items():
-            permits = self._identified(host).permits
-            for run in self._settings.runs(payloads, (), f"{host}:{port}", None, self.reactor.seconds()):
+            permits = self.identified(host).permits
+            for run in self.settings.runs(payloads, (), f"{host}:{port}", None, self.reactor.seconds()):
                 if permits(Action.PUBLISH, run.stream):
                     allowed.append(run)
                 else:
@@ -242,28 +206,17 @@ class SyslogDatagrams(TrainProtocol):
         if allowed:
             self._publish(allowed)
 
-    # Called by the budget.
-
-    def pauseProducing(self) -> None:
-        """Drop datagrams from now on, because the journal is behind; their senders cannot be paused."""
-        self._behind = True
-
-    def resumeProducing(self) -> None:
-        self._behind = False
-
     # Helpers.
 
     def _publish(self, runs: list[Run], own: Sequence[Run] = ()) -> None:
         """Publish *runs*, or the halves of them if one message is refused, which becomes a dead letter."""
-        if self._behind:
+        if self.journal_behind:
             self._count(runs, "journal-behind", "the journal is behind")
             return
-        self._unsettled += 1
         try:
-            self._publisher.publish(runs, None, own)
+            self.publish(runs, own=own)
         except (PublishError, Forbidden) as error:
-            self._unsettled -= 1
-            if own or not letters.keeps(self._settings.refused, error):
+            if own or not letters.keeps(self.settings.refused, error):
                 self._drop(runs or own, error)
             elif sum(map(len, runs)) > 1:
                 for half in halves(runs):
@@ -271,11 +224,6 @@ class SyslogDatagrams(TrainProtocol):
             else:
                 self.counters.refuse(self.log, PROTOCOL, "dead-letters", str(runs[0].producer), str(error))
                 self._publish([], [letters.letter(PROTOCOL, runs[0], error)])
-
-    def _settle(self, items: Sequence[Publish]) -> None:
-        self._unsettled -= len(items)
-        if not self._unsettled:
-            self._end_drain()
 
     def _drop(self, runs: Iterable[Run], error: FyrehoseError) -> None:
         self._count(runs, type(error).__name__, str(error))
@@ -285,7 +233,3 @@ class SyslogDatagrams(TrainProtocol):
         for run in runs:
             self.counters.refuse(self.log, PROTOCOL, cause, str(run.producer), detail)
             self.counters.add(PROTOCOL, cause, len(run) - 1)
-
-    def _end_drain(self) -> None:
-        if self._drained is not None and not self._drained.called:
-            self._drained.callback(None)

@@ -13,6 +13,7 @@ from fyrehose.broker.guard import PeerRights
 from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
+from fyrehose.net import udp_server
 from fyrehose.net.inflight import InFlight
 from fyrehose.options import networks
 from fyrehose.protocols.backbone import server
@@ -577,7 +578,7 @@ def test_threat_policy_change_applies_at_once(make_world: Make) -> None:
 
 def test_permission_cache_is_bounded(make_world: Make) -> None:
     world = make_world()
-    for n in range(server.HOSTS + 50):
+    for n in range(udp_server.HOSTS + 50):
         world.send(Push(data=b"x"), source=(f"10.1.{n // 256}.{n % 256}", 1))
     gc.collect()
     kept = {
@@ -585,5 +586,5 @@ def test_permission_cache_is_bounded(make_world: Make) -> None:
         for each in gc.get_objects()
         if isinstance(each, PeerRights) and each.guard is world.broker.guard
     }
-    assert len({host for host in kept if host.startswith("10.1.")}) <= server.HOSTS
-    assert len(world.payloads()) == server.HOSTS + 50
+    assert len({host for host in kept if host.startswith("10.1.")}) <= udp_server.HOSTS
+    assert len(world.payloads()) == udp_server.HOSTS + 50

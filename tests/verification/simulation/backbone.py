@@ -177,7 +177,7 @@ class Watched(BackboneProtocol):
 
     def deliver(self, delivery: Delivery) -> None:
         port = self.transport
-        subscribers = port.subscribers() if self._settings.trusted else ()
+        subscribers = port.subscribers() if self.settings.trusted else ()
         port.written.clear()
         super().deliver(delivery)
         numbers = [seq for run in delivery.runs for seq in range(run.first_seq, run.last_seq + 1)]
