@@ -303,7 +303,7 @@ class AdminProtocol(WebProtocol):
 
     def _respond_later(self, steps: Generator[None, None, T], respond: Callable[[T], object]) -> None:
         """Call *respond* with what *steps* return, which are taken in turns."""
-        self.call(SteppedWork(self.turns, steps, self.network).begin(), respond)
+        self.call(SteppedWork(self.broker.turns, steps, self.network).begin(), respond)
 
     def _answer(self, body: bytes, content_type: str = JSON) -> None:
         if self.writable and self.session.unanswered:
@@ -347,7 +347,8 @@ class AdminProtocol(WebProtocol):
     def _watch(self, request: RequestHead, match: str) -> Callable[[], None]:
         sampler = self.admin.status.sampler
         self._send_event("history", [_sample(sample) for sample in sampler.samples])
-        first = SteppedWork(self.turns, self.admin.status_for(match, LISTED, self._may_see_names(request))).begin()
+        steps = self.admin.status_for(match, LISTED, self._may_see_names(request))
+        first = SteppedWork(self.broker.turns, steps).begin()
         first.addCallback(lambda status: self._send_event("status", status)).addErrback(self.failed)
 
         def send_sample(sample: Sample, status: bytes | Failure) -> bytes | Failure:

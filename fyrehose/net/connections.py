@@ -173,7 +173,6 @@ class SessionFactory(Factory):
         self.connections[protocol] = None
         self.latest = protocol
         self._by_network.add(protocol, network)
-        protocol.same_network = self._by_network.of(network)
         self.broker.counters.gauge(self.protocol_name, "connections", 1)
         self._share_reads()
         return protocol
@@ -182,7 +181,7 @@ class SessionFactory(Factory):
         """Record that *protocol* has just received data, so all others have been idle longer."""
         self.latest = protocol
         self.connections.move_to_end(protocol)
-        protocol.same_network.move_to_end(protocol)
+        self._by_network.of(protocol.network).move_to_end(protocol)
 
     def hold(self, protocol: SessionProtocol, seconds: float) -> None:
         """Close the refused connection *protocol* after *seconds*; from now on it does not count against the limits."""

@@ -88,15 +88,19 @@ class WaitingInput:
     that waits is charged to the account.  The connection waits for one turn at most, and reading continues after the
     turn that leaves nothing.
 
+    :ivar turns: the turns of all work of the server
+    :ivar share: the share of turns that pays for small input of the peer's network
+    :ivar bulk_share: the one that pays for its large input, so that small input does not wait behind it
     :ivar waits: whether the connection waits for a turn
     :ivar ended: whether the peer has closed its sending side behind the input that waits
     """
 
-    __slots__ = ("_data", "_owner", "_size", "_turns", "ended", "waits")
+    __slots__ = ("_data", "_owner", "_size", "bulk_share", "ended", "share", "turns", "waits")
 
     def __init__(self, owner: SessionProtocol, turns: Turns) -> None:
         self._owner = owner
-        self._turns = turns
+        self.turns = turns
+        self.share, self.bulk_share = f"<{owner.network}", f"<<{owner.network}"
         self._data: list[bytes] = []
         self._size = 0
         self.waits = False
@@ -155,7 +159,7 @@ class WaitingInput:
         """Ask for a turn; small input does not wait behind large input of its network."""
         owner = self._owner
         bulk = self._size > SMALL or owner.has_more
-        self._turns.ready(self, owner.bulk_share if bulk else owner.input_share)
+        self.turns.ready(self, self.bulk_share if bulk else self.share)
 
     def failed(self, failure: Failure) -> None:
         """Log *failure*, by which handling the input has ended, and end the connection."""

@@ -10,7 +10,6 @@ connections.py, and listening in endpoints.py.  A protocol adds a table from eve
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -51,7 +50,6 @@ from fyrehose.net.lifecycle import TRANSITIONS, FirstByte, Phase, Timers
 from fyrehose.net.outgoing import LargeRecord, Outgoing
 from fyrehose.net.peers import PROOFS, identify, port_of, producer_of
 from fyrehose.net.sockets import notice_dead_peer
-from fyrehose.net.turns import Turns
 from fyrehose.options import Network, count, duration, fixed, networks, option
 from fyrehose.records import Publish, Run, halves
 from fyrehose.subscriptions import letters
@@ -159,14 +157,10 @@ class SessionProtocol(TwistedProtocol):
     waiting_input: WaitingInput  #: input that waits for a turn of the connection
     peer = "?"  #: the peer's host, for log lines
     network = "?"  #: the network of the peer, for limits per address
-    same_network: OrderedDict[SessionProtocol, int]  #: connections of that network, the longest idle first
     address = "?"  #: the peer's host and port
     identity: Identity  #: the identity of the peer, as far as it has proved it
     producer = "?"  #: the producer of its messages, see :func:`~fyrehose.net.peers.producer_of`
     account: Account
-    turns: Turns  #: the turns of all work of the server
-    input_share: str  #: the share of turns that pays for small input of the peer's network
-    bulk_share: str  #: the one that pays for its large input, so that small input does not wait behind it
     publisher: Publisher | CheckedPublisher | DeferredPublisher  #: publishes with the rights of the peer
     _handshake: Handshake
 
@@ -214,9 +208,7 @@ class SessionProtocol(TwistedProtocol):
         transport.bufferSize = self.factory.buffer_size
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)
-        self.turns = self.broker.turns
-        self.input_share, self.bulk_share = f"<{self.network}", f"<<{self.network}"
-        self.waiting_input = WaitingInput(self, self.turns)
+        self.waiting_input = WaitingInput(self, self.broker.turns)
         transport.registerProducer(self, True)
         self.broker.counters.add(self.protocol_name, "connections")
         self._identify()
@@ -240,9 +232,10 @@ class SessionProtocol(TwistedProtocol):
                 self._first_byte.arrived(data)
             if self.factory.latest is not self:
                 self.factory.mark_active(self)
-            turns, share, now = self.turns, self.input_share, self.clock.seconds()
+            waiting, now = self.waiting_input, self.clock.seconds()
+            turns, share = waiting.turns, waiting.share
             self.heard_at = now
-            waits = share in turns.waiting or self.bulk_share in turns.waiting or self.waiting_input.waits
+            waits = share in turns.waiting or waiting.bulk_share in turns.waiting or waiting.waits
             if turns.left > 0 and not waits and not (self.account.share.submitted and self.account.behind):
                 self.take(data)
                 spent = self.clock.seconds() - now
@@ -251,7 +244,7 @@ class SessionProtocol(TwistedProtocol):
                 else:  # nobody waits, so nobody has to pay
                     turns.left -= spent
             else:
-                self.waiting_input.postpone(data)
+                waiting.postpone(data)
 
     def readConnectionLost(self) -> None:
         """Handle the end of the peer's data, after all data that arrived before the end."""

@@ -323,22 +323,26 @@ class PacedTLS(BufferingTLSTransport):
     def charge(self, seconds: float) -> None:
         """Let the peer's network pay for *seconds* of decryption."""
         if isinstance(self.wrappedProtocol, SessionProtocol):
-            self.wrappedProtocol.turns.charge(self.wrappedProtocol.input_share, seconds)
+            waiting = self.wrappedProtocol.waiting_input
+            waiting.turns.charge(waiting.share, seconds)
 
     def may_decrypt(self) -> bool:
         """Return whether records may be decrypted now: the network has time left, or has a turn; else wait for one."""
         session = self.wrappedProtocol
-        if self._has_turn or not isinstance(session, SessionProtocol) or session.turns.open(session.input_share):
-            self._has_turn = False
-            return True
-        self._wait()
-        return False
+        if not self._has_turn and isinstance(session, SessionProtocol):
+            waiting = session.waiting_input
+            if not waiting.turns.open(waiting.share):
+                self._wait()
+                return False
+        self._has_turn = False
+        return True
 
     def _wait(self) -> None:
         """Wait for a turn, and read nothing meanwhile."""
         if not self._waits:
             self._waits = True
-            self.wrappedProtocol.turns.ready(self, self.wrappedProtocol.input_share)
+            waiting = self.wrappedProtocol.waiting_input
+            waiting.turns.ready(self, waiting.share)
             self.wrappedProtocol.reading.pause_for("decryption")
 
     # Called by the server's turns.
