@@ -248,7 +248,11 @@ def test_protocols_name_no_private_member_of_their_shell() -> None:
     """Subclasses of SessionProtocol, and their subclasses, use only its documented members."""
     shell = next(each for each in classes_of("fyrehose.net.tcp") if each.name == "SessionProtocol")
     shells, found = {"SessionProtocol": private_names(shell)}, []
-    for module in ("fyrehose.web.shell", *matching("fyrehose.protocols.*.server", "fyrehose.admin.listener")):
+    for module in (
+        "fyrehose.net.tcp",
+        "fyrehose.web.shell",
+        *matching("fyrehose.protocols.*.server", "fyrehose.admin.listener"),
+    ):
         for each in classes_of(module):
             base = next((base.id for base in each.bases if isinstance(base, ast.Name) and base.id in shells), None)
             if base is not None:
@@ -256,6 +260,7 @@ def test_protocols_name_no_private_member_of_their_shell() -> None:
                 assert private_names(each) & shells[base] == set(), each.name
                 shells[each.name] = shells[base] | private_names(each)
     assert found == [
+        "ClosesIdle",
         "WebProtocol",
         "AdminProtocol",
         "BusProtocol",

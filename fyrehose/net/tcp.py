@@ -130,6 +130,11 @@ class TCPSettings:
         """Return the time for the first byte of a new connection in seconds; 0: no limit."""
         return self.timeout
 
+    @property
+    def idle_timeout(self) -> float:
+        """Return the time without activity after which a :class:`ClosesIdle` is closed, in seconds."""
+        raise NotImplementedError
+
 
 @implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
 class SessionProtocol(TwistedProtocol):
@@ -146,7 +151,6 @@ class SessionProtocol(TwistedProtocol):
     :ivar account: the memory that the connection holds
     :ivar timers: timers, which end with the connection
     :ivar heard_at: when data of the peer arrived last
-    :ivar active_at: time of the last activity, for :meth:`watch_idle`
     """
 
     protocol_name: ClassVar[str]
@@ -176,8 +180,7 @@ class SessionProtocol(TwistedProtocol):
         self.outgoing = Outgoing(self)  #: everything that is written
         self.flush: Callable[..., None] = self.outgoing.flush  # no method, which would cost each ACK a call
         self.unsettled = 0
-        self.active_at = self.heard_at = 0.0
-        self._idle_timeout = 0.0
+        self.heard_at = 0.0
         self._delay = 0.0  #: seconds to hold the connection before closing, after a refusal
         self._first_byte = FirstByte(self.timers, self.settings.silent_timeout, self._handle_silence)
         self.incomplete = FrameWatch(self.clock, self.settings.timeout, self._late, self._give_way)
@@ -497,17 +500,6 @@ class SessionProtocol(TwistedProtocol):
         self.broker.counters.refuse(self.log, self.protocol_name, "answers-unread", self.peer, detail)
         self.abort()
 
-    def watch_idle(self, timeout: float) -> None:
-        """Close the connection after *timeout* seconds in which no data was sent or received."""
-        self.active_at = self.clock.seconds()
-        self._idle_timeout = timeout
-        self.timers.start(timeout, self._check_idle)
-
-    @property
-    def waiting(self) -> bool:
-        """Return whether the peer waits for the server, or another deadline applies: such a connection is not idle."""
-        return self.unsettled > 0 or self.session.expected > 0
-
     def drop(self, error: RemoteProtocolError) -> None:
         """Count and log a violation of the protocol, and close once earlier publishes are settled."""
         said = str(error).removeprefix(error.cause).removeprefix(": ")
@@ -655,19 +647,6 @@ class SessionProtocol(TwistedProtocol):
             self.broker.counters.refuse(self.log, self.protocol_name, "silent", self.peer, detail)
             self.finish()
 
-    def _check_idle(self) -> None:
-        if self.phase is not Phase.OPEN:
-            return
-        now = self.clock.seconds()
-        if self.waiting:
-            self.active_at = now
-        left = self.active_at + self._idle_timeout - now
-        if left > 0:
-            self.timers.start(left, self._check_idle)
-        else:
-            self.broker.counters.add(self.protocol_name, "idle")
-            self.finish()
-
     def _stop_reading(self) -> None:
         self.incomplete.pause()
         self.transport.pauseProducing()
@@ -692,3 +671,37 @@ class SessionProtocol(TwistedProtocol):
     def _stalled(self) -> None:
         self.broker.counters.refuse(self.log, self.protocol_name, "stalled-peer", self.peer)
         self.abort()
+
+
+class ClosesIdle(SessionProtocol):
+    """A connection that is closed when it was idle for the option ``idle_timeout`` of its protocol.
+
+    The time runs from :attr:`active_at`, which subclasses set, and not while :attr:`waiting` is true.
+
+    :ivar active_at: time of the last activity
+    """
+
+    active_at = 0.0
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self.active_at = self.clock.seconds()
+        self.timers.start(self.settings.idle_timeout, self._check_idle)
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the peer waits for the server, or another deadline applies: such a connection is not idle."""
+        raise NotImplementedError
+
+    def _check_idle(self) -> None:
+        if self.phase is not Phase.OPEN:
+            return
+        now = self.clock.seconds()
+        if self.waiting:
+            self.active_at = now
+        left = self.active_at + self.settings.idle_timeout - now
+        if left > 0:
+            self.timers.start(left, self._check_idle)
+        else:
+            self.broker.counters.add(self.protocol_name, "idle")
+            self.finish()

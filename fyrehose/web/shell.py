@@ -23,7 +23,7 @@ from fyrehose.identity import Identity, digest
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.foreign import HTTP
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol, on
+from fyrehose.net.tcp import ClosesIdle, SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import duration, option
 from fyrehose.web.session import RequestHead, RequestRefused, WebSession
@@ -50,7 +50,7 @@ T = TypeVar("T")
 BATCHES = 4
 
 
-class WebProtocol(SessionProtocol):
+class WebProtocol(ClosesIdle):
     """The server's side of one HTTP connection; subclasses add a handler for each event of their session."""
 
     speaks = HTTP
@@ -62,10 +62,6 @@ class WebProtocol(SessionProtocol):
         self._receiving = False
 
     # Called by the reactor.
-
-    def connectionMade(self) -> None:
-        super().connectionMade()
-        self.watch_idle(self.settings.idle_timeout)
 
     def take_eof(self) -> None:
         """Handle the end of the peer's input; requests that were received before are still answered."""

@@ -23,7 +23,7 @@ from fyrehose.identity import Action
 from fyrehose.interfaces import IBroker
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.lifecycle import Phase
-from fyrehose.net.tcp import SessionProtocol, on
+from fyrehose.net.tcp import ClosesIdle, SessionProtocol, on
 from fyrehose.net.tls import TLSSettings
 from fyrehose.observe.writers import MOST_DECODED, WriterRow, agent_of
 from fyrehose.options import duration, fixed, name, option, size
@@ -97,7 +97,7 @@ class LumberjackSettings(TLSSettings):
         )
 
 
-class LumberjackProtocol(SessionProtocol):
+class LumberjackProtocol(ClosesIdle):
     """One connection of a writer."""
 
     protocol_name: ClassVar[str] = PROTOCOL
@@ -118,12 +118,11 @@ class LumberjackProtocol(SessionProtocol):
     # Called by the reactor.
 
     def connectionMade(self) -> None:
-        """Give the session its routes, and start the timer that closes an idle connection."""
+        """Give the session its routes."""
         super().connectionMade()
         if self.factory.routes is not None:
             self.session.use(self._route)
         self._acknowledged_at = self._received_at = self.clock.seconds()
-        self.watch_idle(self.settings.idle_timeout)
         if self.factory.repetitions is not None:
             self._sender = self.factory.repetitions.connected(self.network, self._originals_settled)
 
