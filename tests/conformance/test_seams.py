@@ -120,7 +120,7 @@ def test_failed_record_whose_dead_letter_a_reload_forbids_is_final_and_counted(r
         world.broker.change_limits(rules, PeerLimits(), 100, 100)
     assert world.settle(shared, [lease], "failed").refused == []
     progress = shared.saved.progress("logs.a")
-    assert (progress.counts["dead"], progress.lost) == (1, 1)
+    assert (progress.counts["dead"], progress.counts["lost"]) == (1, 1)
     assert "logs.dead" not in world.broker.streams()
     assert seqs(world.lease(shared)) == [("logs.a", 2, 2)]
 
