@@ -95,7 +95,7 @@ FIRST = {
     "workers: a pattern lacks later streams": 6,
     "workers: a start does not wait for earlier workers": 9,
     "workers: another subscription takes the tokens of the one before": 12,
-    "workers: any token counts": 9,
+    "workers: any token counts": 90,
     "workers: leased beyond what is noted": 18,
     "workers: results are not in the commit of their jobs": 10,
     "workers: retention does not wait for them": 11,
