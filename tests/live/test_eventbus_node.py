@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fyrehose.testing.ports import free_ports
 from tests.live import npm
 from tests.live.conftest import PATIENCE, Start
 
@@ -90,9 +91,9 @@ def stored(server: Any) -> list[list[int]]:
 
 
 def test_a_clone_client_of_zeromq_js_has_what_is_stored_over_four_kills(start: Start, installed: Path) -> None:
-    listeners = ("--listen", "http=tcp:0:interface=127.0.0.1", "--listen")
-    server = start(*listeners, "eventbus=tcp:0:interface=127.0.0.1")
-    port = server.port("eventbus")
+    (port,) = free_ports(1, row=3)  # none that the other listener may get when the server starts again
+    listeners = [f"--listen={each}:interface=127.0.0.1" for each in ("http=tcp:0", f"eventbus=tcp:{port}")]
+    server = start(*listeners)
     assert npm.NODE is not None
     words, kills, report = [npm.NODE, "clone.js", str(port), str(COUNT)], list(KILLS), ""
     with subprocess.Popen(words, cwd=installed, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as clone:
@@ -102,7 +103,7 @@ def test_a_clone_client_of_zeromq_js_has_what_is_stored_over_four_kills(start: S
                 if kills and report.strip() == f"confirmed {kills[0]}":
                     del kills[0]
                     server.stop(signal.SIGKILL)
-                    server = start(*listeners, f"eventbus=tcp:{port}:interface=127.0.0.1")
+                    server = start(*listeners)
         finally:
             clone.kill()
     found, truth = json.loads(report), stored(server)

@@ -147,6 +147,10 @@ class Http(StreamClient):
         return min(10.0, 0.5 * 2.0 ** (self.failures - 1))
 
 
+#: How many KEEPALIVEs may be answered late: those of a minute, because an answer that comes late is one, too.
+TOKENS = 300
+
+
 class Backbone(Client):
     """A subscriber without a journal; one in fifty also publishes, and repeats what is not delivered in a second."""
 
@@ -158,7 +162,7 @@ class Backbone(Client):
         self.publishes = number % 50 == 0
 
     def wake(self, now: float) -> None:
-        self.tokens = [*self.tokens[-4:], os.urandom(16)]
+        self.tokens = [*self.tokens[-TOKENS:], os.urandom(16)]
         port = self.sock.getsockname()[1]
         self.crowd.datagram(
             self, struct.pack(">B4sH6s16s", wire.KEEPALIVE, bytes(4), port, bytes(5) + b"\2", self.tokens[-1])
