@@ -82,7 +82,7 @@ class NamedSubscription:
         raise NotImplementedError
 
     def had(self, stream: str) -> bool:
-        """Return whether *stream* may have been one of the subscription until it was retired."""
+        """Return whether *stream* may have been a stream of the subscription until it was retired."""
         covered = self.pattern is not None and self.options.takes(self.pattern, stream)
         return covered and stream in self.table.journal.retired()
 

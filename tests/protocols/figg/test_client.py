@@ -502,3 +502,17 @@ def test_runs_have_the_topic_and_the_offsets() -> None:
         ("t", 8, b"a"),
         ("t", 9, b"b"),
     ]
+
+
+def test_flush_that_is_asked_for_again_at_the_end_fails_as_the_first_one_did() -> None:
+    """The messages were dropped, so nobody knows whether the server has them."""
+    bench, failures = connected(), list[Any]()
+    bench.client.publish("a", b"x").addErrback(failures.append)
+
+    def again(failure: Failure) -> Deferred[None]:
+        failures.append(failure)
+        return bench.client.flush().addCallback(failures.append).addErrback(failures.append)
+
+    bench.client.flush().addErrback(again)
+    bench.client.close()
+    assert [failure.type for failure in failures] == [Closed] * 3
