@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -165,8 +166,7 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         with suppress(NotFoundError):  # the old stream may be lost already
             await jetstream.delete_stream(stream_of(settings.cluster))
         await create(jetstream, settings.cluster, settings.replicas, settings.log_limit)
-        headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}
-        await jetstream.publish(subject_of(settings.cluster), first.pack(), headers=headers)
+        await append_first(jetstream, settings.cluster, first)
     except (Error, OSError, TimeoutError) as error:
         raise FyrehoseError(
             f"JetStream does not begin a new stream {stream_of(settings.cluster)}: {_why(error)}; when a majority of "
@@ -174,6 +174,30 @@ async def begin_again(settings: ReplicationSettings, first: LogEntry) -> None:
         ) from error
     finally:
         await client.close()
+
+
+async def append_first(jetstream: Any, cluster: str, first: LogEntry, *, pause: float = 0.1) -> None:
+    """Append *first* to the new stream of a cluster, which has no other entry.
+
+    JetStream answers that a stream is created before each NATS server knows where its messages go, and a message that
+    went nowhere may be sent again.
+
+    :param jetstream: a context of nats-py
+    :param pause: after how many seconds a message that went nowhere is sent again
+    :raises nats.js.errors.NoStreamResponseError: after :data:`PATIENCE` seconds, messages still go nowhere
+    """
+    from nats.js.errors import NoStreamResponseError
+
+    headers = {"Nats-Msg-Id": first.ident, "Nats-Expected-Last-Sequence": "0"}
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await jetstream.publish(subject_of(cluster), first.pack(), headers=headers)
+            return
+        except NoStreamResponseError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(pause)
 
 
 def _why(error: BaseException) -> str:

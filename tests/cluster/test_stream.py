@@ -14,7 +14,7 @@ from nats.js.api import ClusterInfo, PeerInfo
 from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.stream import begin_again, lacks_leader, nodes_of, stream_of, subject_of, unheard
+from fyrehose.cluster.stream import append_first, begin_again, lacks_leader, nodes_of, stream_of, subject_of, unheard
 from fyrehose.errors import FyrehoseError
 from fyrehose.testing.ports import free_port
 
@@ -58,6 +58,22 @@ def test_beginning_again_without_nats_names_the_servers_that_were_tried() -> Non
     settings = ReplicationSettings(servers=(f"nats://127.0.0.1:{port}",), name="a")
     with pytest.raises(FyrehoseError, match=f"no NATS server of nats://127.0.0.1:{port} can be reached"):
         asyncio.run(begin_again(settings, FIRST))
+
+
+def test_the_first_entry_is_sent_again_until_the_nats_servers_know_the_new_stream() -> None:
+    from nats.js.errors import NoStreamResponseError
+
+    sent: list[tuple[str, bytes]] = []
+
+    class NewStream:
+        async def publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> None:
+            assert headers == {"Nats-Msg-Id": FIRST.ident, "Nats-Expected-Last-Sequence": "0"}
+            sent.append((subject, payload))
+            if len(sent) < 3:
+                raise NoStreamResponseError
+
+    asyncio.run(append_first(NewStream(), "x", FIRST, pause=0.0))
+    assert sent == [(subject_of("x"), FIRST.pack())] * 3
 
 
 def test_a_description_says_which_nats_servers_store_the_stream_and_whether_one_leads() -> None:

@@ -237,10 +237,9 @@ def test_commands_of_the_page_do_what_it_says(machines: list[Machine]) -> None:
         machine.start_nats()
     reseed = from_the_page("fyrehose cluster reseed")
     deadline = time.monotonic() + PATIENCE
-    while "new shared log" not in first.run(reseed, "n\n", status=None):  # until the NATS servers have elected a leader
-        assert time.monotonic() < deadline
+    while "the shared log begins" not in (said := first.run(reseed, "y\n", status=None)):  # until NATS has a leader
+        assert time.monotonic() < deadline, said
         time.sleep(1)
-    first.run(reseed, "y\n")
     for machine in machines:
         machine.start_fyrehose()
     first.run(f"fyrehose cluster leader {CONFIG}")
