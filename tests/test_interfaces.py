@@ -13,7 +13,7 @@ ALLOWED = {
     "imports.py": "the names of a package are looked up in the module that defines them",
     "spark/columns.py": "a batch has a method for each column, and each kind of record its values, named after it",
     "spark/failures.py": "a worker of Spark sends the name of an error, which stands in fyrehose.errors",
-    "spark/memory.py": "the C library is no object of Python: it has a function or has not",
+    "allocator.py": "the C library is no object of Python: it has a function or has not",
 }
 ASKING = {"getattr", "hasattr", "__getattr__", "__getattribute__"}
 

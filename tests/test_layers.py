@@ -137,7 +137,7 @@ LAYERS = (
     ("jsontext", "kernels"),
     (
         *("errors", "imports", "records", "options", "identity", "interfaces", "standing", "sessions", "patterns"),
-        *("spans", "ndjson", "toml_files", "observe", "client_tls", "routes", "inflate", "file_content"),
+        *("spans", "ndjson", "toml_files", "observe", "client_tls", "routes", "inflate", "file_content", "allocator"),
         "fair_order",
     ),
     ("journal", "broker", "subscriptions", "periodic", *BOUNDS),

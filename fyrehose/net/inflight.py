@@ -6,7 +6,8 @@ costs nothing.  A connection that may not have more is not read, so that TCP mak
 
 - 11/16 are for what is in flight.  A network may have at most twice what it leaves free there;
 - 1/16 more is for connections that have at most SMALL bytes each, whatever their network has;
-- 3/16 are for large frames that wait for a place: so many at a time, see slots.py;
+- 1/8 is for large frames that wait for a place: so many at a time, see slots.py;
+- 1/16 is not given away, because a message is in memory twice while it goes from its connection into a commit;
 - 1/16 is for what is not read (:class:`UnreadMemory`): large answers, and large records that are half sent.
 
 State that lasts as long as a peer wants, such as subscriptions, is in flight, too, up to half of the limit (``keep``
@@ -120,10 +121,10 @@ class InFlight:
     def __attrs_post_init__(self) -> None:
         self.room = self.limit * 11 // 16
         self.reserve = self.limit // 16
-        self.part = self.limit // 512
-        self.small = self.part // 16
+        self.part = self.limit // 2048
+        self.small = self.part // 4
         # While publishes fill the room, memory becomes free without a slot.
-        self.slots = Slots(self.limit * 3 // 16, lambda: self.used > self.room and self.held > self.reserve)
+        self.slots = Slots(self.limit // 8, lambda: self.used > self.room and self.held > self.reserve)
         self.unread = UnreadMemory(self.limit // 16)
 
     def account(self, transport: Pausable, network: str | None = None, frame: IncompleteFrame | None = None) -> Account:

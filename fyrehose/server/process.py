@@ -25,6 +25,7 @@ from twisted.internet.error import ReactorNotRunning
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
+from fyrehose import allocator
 from fyrehose.net.turns import LONG_S
 from fyrehose.net.twisted_private import shorten_turns
 
@@ -34,6 +35,8 @@ log = Logger()
 RESERVED = 64
 #: The switch interval of CPython, in seconds: how long a thread runs before another one may take the interpreter.
 SWITCH_S = 0.0005
+#: Buffers of MAPPED bytes or more are returned to the system when they are freed, beyond FREE bytes others, too.
+MAPPED, FREE = 2 << 20, 32 << 20
 
 
 def stop_on_signals(reactor: Any, drain: Callable[[], float] = lambda: 0.0) -> None:
@@ -135,6 +138,15 @@ def reduce_garbage_collection() -> None:
     gc.set_threshold(10_000, 2, 100)
 
 
+def return_large_buffers() -> None:
+    """Return large buffers to the system when they are freed.
+
+    Otherwise many large messages, such as uploads by HTTP, leave holes in the heap, which took a fifth more memory.
+    """
+    allocator.map_from(MAPPED)
+    allocator.keep(FREE)
+
+
 def free_closed_objects() -> None:
     """Collect garbage now, also among objects that were excluded from that, and exclude all that are left.
 
@@ -201,6 +213,7 @@ def prepare(reactor: Any) -> None:
     """Adapt the interpreter and *reactor* to a server with many peers and one thread that commits."""
     dump_stacks_on_abort()
     reduce_garbage_collection()
+    return_large_buffers()
     share_interpreter()
     shorten_turns(reactor)
 

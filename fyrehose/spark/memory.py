@@ -7,7 +7,6 @@ glibc.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,10 @@ from functools import cache
 
 import pyarrow as pa
 
-#: Parameters of glibc's ``mallopt``.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+from fyrehose import allocator
+
 #: Free memory that a process keeps, in bytes: as much as a part of a journal needs.
 _KEPT = 256 << 20
-#: The defaults of glibc.
-_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 << 10, 65536
-
 
 #: The memory pool of PyArrow that :func:`release` sets again; None if freed memory is not kept.
 _pool: pa.MemoryPool | None = None
@@ -33,7 +29,7 @@ def keep() -> None:
     if _pool is None:
         _pool = pa.default_memory_pool()
         pa.set_memory_pool(pa.system_memory_pool())
-        _limit(_KEPT, 0)
+        allocator.keep(_KEPT, mappings=0)
 
 
 def release() -> None:
@@ -42,9 +38,8 @@ def release() -> None:
     if _pool is not None:
         pa.set_memory_pool(_pool)
         _pool = None
-        _limit(_DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX)
-        if (libc := _glibc()) is not None:
-            libc.malloc_trim(0)
+        allocator.keep(allocator.TRIM_THRESHOLD)
+        allocator.trim()
 
 
 @contextmanager
@@ -67,19 +62,5 @@ def prepare_worker() -> None:
     modules, so these objects are exempted.
     """
     pa.set_memory_pool(pa.system_memory_pool())
-    _limit(_KEPT, 0)
+    allocator.keep(_KEPT, mappings=0)
     gc.freeze()
-
-
-def _limit(trim_threshold: int, mmap_max: int) -> None:
-    """Set how many free bytes glibc keeps, and how many buffers it may request as separate mappings of memory."""
-    if (libc := _glibc()) is not None:
-        libc.mallopt(_TRIM_THRESHOLD, trim_threshold)
-        libc.mallopt(_MMAP_MAX, mmap_max)
-
-
-@cache
-def _glibc() -> ctypes.CDLL | None:
-    """Return the C library if it is glibc; None for another library, because its allocator lacks these parameters."""
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None

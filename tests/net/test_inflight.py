@@ -261,7 +261,7 @@ def test_large_frames_of_a_network_finish_one_after_the_other(size: int) -> None
 
 def test_frames_of_another_network_arrive_while_one_sends_very_many() -> None:
     budget = InFlight(limit=64 * MIB)
-    for peer in peers(budget, 300, size=7 * MIB):
+    for peer in peers(budget, 300, size=5 * MIB):
         peer.send(4 * MIB, 16 << 10)
     other = Peer(budget, "b", size=2 * MIB)
     assert other.send(2 * MIB) == 2 * MIB
@@ -353,7 +353,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (budget.room, budget.reserve, budget.slots.capacity, budget.unread.capacity) == (
         352 * MIB,
         32 * MIB,
-        96 * MIB,
+        64 * MIB,
         32 * MIB,
     )
 

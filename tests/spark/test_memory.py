@@ -8,9 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from fyrehose.allocator import glibc
 from fyrehose.spark import memory
 
-pytestmark = pytest.mark.skipif(memory._glibc() is None, reason="needs glibc's allocator")
+pytestmark = pytest.mark.skipif(glibc() is None, reason="needs glibc's allocator")
 
 SIZE = 64 << 20
 PAGES = SIZE // resource.getpagesize()
