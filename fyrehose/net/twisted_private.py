@@ -74,14 +74,11 @@ class PromptServer(Server):
         self, sock: socket.socket, protocol: Any, client: Any, server: Port, sessionno: int, reactor: Any
     ) -> None:
         super().__init__(sock, protocol, client, server, sessionno, reactor)
+        #: the network of the peer, which is looked up with each event while very many connections have events
+        self.network = network_of(str(client[0]))
         # Let the kernel report the socket as writable only when less than UNSENT bytes are unsent.
         with suppress(OSError, AttributeError):  # it is no TCP socket, or the system has no such option
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT - WRITE)
-
-    @property
-    def network(self) -> str:
-        """Return the network of the peer."""
-        return network_of(str(self.client[0]))
 
     def abortConnection(self) -> None:
         """Abort the connection, and drop the unsent data now: Twisted keeps it until the reactor's next turn."""
