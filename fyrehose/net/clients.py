@@ -27,7 +27,7 @@ from typing import Any
 
 import attrs
 from OpenSSL import SSL
-from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, fail, maybeDeferred, succeed
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost, DNSLookupError
@@ -247,9 +247,15 @@ class Watchers:
 
     #: the conditions, in the order of the calls of when()
     _waiting: dict[Deferred[None], Callable[[], bool]] = attrs.field(factory=dict, init=False)
+    _ended: Exception | None = attrs.field(default=None, init=False)
 
     def when(self, condition: Callable[[], bool]) -> Deferred[None]:
-        """Return a Deferred that fires as soon as *condition* returns True, which may be at once."""
+        """Return a Deferred that fires as soon as *condition* returns True, which may be at once.
+
+        After the end it fails, whatever the condition: what was dropped is neither acknowledged nor in the way.
+        """
+        if self._ended is not None:
+            return fail(self._ended)
         if condition():
             return succeed(None)
         watcher: Deferred[None] = Deferred()
@@ -264,9 +270,9 @@ class Watchers:
                 del self._waiting[watcher]
                 watcher.callback(None)
 
-    def fail(self, reason: Exception) -> None:
-        """Fail all Deferreds that have not fired with *reason*."""
-        waiting, self._waiting = self._waiting, {}
+    def end(self, reason: Exception) -> None:
+        """Fail all Deferreds that have not fired, and all others from now on, with *reason*: the client has ended."""
+        waiting, self._waiting, self._ended = self._waiting, {}, reason
         for watcher in waiting:
             watcher.errback(reason)
 
@@ -588,7 +594,7 @@ class Client:
         """
         if not self.closed:
             self.closed = True
-            self.watchers.fail(error)
+            self.watchers.end(error)
             self.abandon(error)
             if self._connected is not None and not self._connected.called:
                 self._connected.errback(error)

@@ -62,7 +62,7 @@ def test_watcher_added_by_a_callback_is_kept() -> None:
 def test_failed_watchers_get_the_reason() -> None:
     watchers = Watchers()
     waiting = watchers.when(lambda: False)
-    watchers.fail(Closed("the client was closed"))
+    watchers.end(Closed("the client was closed"))
     with pytest.raises(Closed):
         raise waiting.result.value  # type: ignore[attr-defined]
     waiting.addErrback(lambda failure: None)
@@ -73,7 +73,7 @@ def test_callback_that_closes_the_client_fails_the_other_watchers() -> None:
     watchers, open_ = Watchers(), [False]
     first, second = (watchers.when(lambda: open_[0]) for _ in range(2))
     third = watchers.when(lambda: False)
-    first.addCallback(lambda _: watchers.fail(Closed("the client was closed")))
+    first.addCallback(lambda _: watchers.end(Closed("the client was closed")))
     open_[0] = True
     watchers.notify()
     for waiting in (second, third):

@@ -206,7 +206,6 @@ class FiggClient(TCPClient):
 
     def abandon(self, error: Exception) -> None:
         self._window.fail(error)
-        self.watchers.fail(error)  # an errback may have called flush() again
         self._subscriptions.clear()
 
     def _attach(self, connection: FiggConnection, subscription: Subscription) -> None:

@@ -118,7 +118,6 @@ class HttpPublisher(Client):
         waiting = [*(self._batch.waiting if self._batch is not None else ()), *(each[2] for each in self._waiting)]
         self._batch = None
         self._waiting.clear()
-        self.watchers.fail(error)  # before they are told of the room that the settled publishes leave
         self._settle(waiting, error)
 
     def retries(self, error: Exception) -> bool:

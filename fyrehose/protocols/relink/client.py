@@ -606,8 +606,6 @@ class RelinkClient(TCPClient):
         self._inbox.clear()
         for deferred in waiting:
             deferred.errback(error)
-        if self._closing:
-            self.watchers.fail(error)
 
     def flush_soon(self) -> None:
         """Write pending packets at the end of this turn of the reactor."""
