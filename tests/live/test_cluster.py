@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
@@ -62,6 +63,22 @@ def leader_of(cluster: Cluster) -> ClusterServer:
     raise AssertionError({name: server.log[-3000:] for name, server in cluster.servers.items()})
 
 
+def wait_for_leader(cluster: Cluster, wanted: Callable[[ClusterServer], bool]) -> ClusterServer:
+    """Wait until a leader is as *wanted*: one that has lost the lead says that it is ready until it reads of that."""
+    deadline = time.monotonic() + PATIENCE
+    while not wanted(leader := leader_of(cluster)):
+        assert time.monotonic() < deadline, leader.log[-3000:]
+        time.sleep(0.1)
+    return leader
+
+
+def freeze(server: ClusterServer) -> None:
+    """Stop the process of *server*, as SIGSTOP does, and wait until it has: its threads run on for a moment."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, server.process.pid, os.WSTOPPED)
+
+
 def publish(cluster: Cluster, payload: bytes) -> int:
     """Publish to whichever server accepts it; return the number of the message."""
     deadline = time.monotonic() + PATIENCE
@@ -77,11 +94,36 @@ def publish(cluster: Cluster, payload: bytes) -> int:
     raise AssertionError("no server accepts messages")
 
 
+#: What `fyrehose cluster` says when it may be run again: a server or NATS was not heard for a moment.
+AGAIN = (
+    "can take over at present",
+    "run the command again",
+    "running the command again does no harm",
+    "no server leads",
+    "no server knows the members",
+    "can be reached",
+)
+
+
+def run(*words: str, status: int = 0) -> str:
+    """Run a command of `fyrehose cluster`, again if it says so; it must end with *status*.  Return its output."""
+    command = [str(Path(sys.executable).with_name("fyrehose")), "cluster", *words]
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        said = ended.stdout + ended.stderr
+        if ended.returncode == status:
+            return said
+        assert time.monotonic() < deadline, said
+        assert any(each in said for each in AGAIN), f"{ended.returncode}, {said}"
+
+
 def shared_log(cluster: Cluster) -> dict[str, Any]:
-    """Return what `fyrehose cluster status` says about the shared log, once a server answers."""
-    config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
-    found = asyncio.run(survey(settings_of(config, (), ""), until=lambda said: True))
-    assert found.log is not None, found.why
+    """Return what `fyrehose cluster status` says about the shared log, once NATS and a server answer."""
+    settings = settings_of(next(iter(cluster.servers.values())).directory / "fyrehose.toml", (), "")
+    deadline = time.monotonic() + PATIENCE
+    while (found := asyncio.run(survey(settings, until=lambda said: True))).log is None:
+        assert time.monotonic() < deadline, found.why
     return found.log
 
 
@@ -124,17 +166,17 @@ def test_publishing_continues_when_the_leader_is_killed(cluster: Cluster) -> Non
     published.append(b"after the kill")
     number = publish(cluster, published[1])
     assert number >= 2
-    assert leader_of(cluster) is not leader
+    wait_for_leader(cluster, lambda found: found is not leader)
     leader.start()
     check(cluster, published)
 
 
 def test_a_frozen_leader_steps_down_and_loses_nothing(cluster: Cluster) -> None:
-    leader = leader_of(cluster)
-    assert leader.process is not None
     published = [b"before the freeze"]
     publish(cluster, published[0])
-    leader.process.send_signal(signal.SIGSTOP)
+    leader = leader_of(cluster)
+    assert leader.process is not None
+    freeze(leader)
     try:
         published.append(b"during the freeze")
         publish(cluster, published[1])
@@ -171,7 +213,8 @@ def test_a_follower_that_was_paused_says_that_no_answer_is_younger_than_it_is(cl
     publisher.start()
     try:
         for _ in range(3):
-            connections = [http.client.HTTPConnection("127.0.0.1", follower.ports[1], timeout=20) for _ in range(10)]
+            port = follower.ports[1]
+            connections = [http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE) for _ in range(10)]
             for connection in connections:
                 ask(connection)
             follower.process.send_signal(signal.SIGSTOP)
@@ -254,21 +297,14 @@ def test_an_operator_lets_another_server_lead(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     wait_until_identical(cluster)
     config = ("--config", str(leader.directory / "fyrehose.toml"))
-
-    def run(*words: str) -> str:
-        program = [str(Path(sys.executable).with_name("fyrehose")), "cluster", *words, *config]
-        ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
     wanted = next(server for server in cluster.servers.values() if server is not leader)
-    assert run("handover", wanted.name) == f"{wanted.name} leads\n"
+    assert run("handover", wanted.name, *config) == f"{wanted.name} leads\n"
     publish(cluster, b"after the handover")
-    assert leader_of(cluster) is wanted
-    assert run("maintenance", wanted.name) == f"{wanted.name} is in maintenance, and does not lead\n"
+    wait_for_leader(cluster, lambda found: found is wanted)
+    assert run("maintenance", wanted.name, *config) == f"{wanted.name} is in maintenance, and does not lead\n"
     publish(cluster, b"during the maintenance")
-    assert leader_of(cluster) is not wanted
-    assert run("maintenance", wanted.name, "--end") == f"{wanted.name} may lead again\n"
+    wait_for_leader(cluster, lambda found: found is not wanted)
+    assert run("maintenance", wanted.name, "--end", *config) == f"{wanted.name} may lead again\n"
     check(cluster, [b"after the handover", b"during the maintenance"])
 
 
@@ -286,9 +322,9 @@ def test_the_same_processes_continue_when_nats_is_lost_and_comes_back(cluster: C
     processes = {name: server.process for name, server in cluster.servers.items()}
     published = [b"before NATS is lost"]
     publish(cluster, published[0])
+    leader = leader_of(cluster)
     for node in range(cluster.nats.count):
         cluster.nats.kill(node)
-    leader = leader_of(cluster)
     # A leader notices the loss when an append waits for the shared log.
     url = f"http://127.0.0.1:{leader.ports[1]}/streams/s"
     with pytest.raises(OSError):
