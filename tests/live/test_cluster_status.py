@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.local_cluster import Cluster
+from benchmarks.local_cluster import Cluster, ClusterServer
 from benchmarks.nats_servers import program
 from fyrehose.cli.cluster.survey import leading
 from tests.live.test_cluster import PATIENCE, get, leader_of, publish, wait_until_identical
@@ -41,15 +41,31 @@ def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
     return ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr
 
 
-def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool]) -> dict[str, Any]:
-    """Repeat the command until its status and output are as *wanted*; return the output."""
+def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool], because: str = "") -> dict[str, Any]:
+    """Repeat the command until status and output are as *wanted*, and the error has *because*; return the output."""
     deadline = time.monotonic() + PATIENCE
     while True:
         code, said, error = status(cluster)
-        if wanted(code, said):
+        if wanted(code, said) and because in error:
             return said
         assert time.monotonic() < deadline, f"status {code}, {error}: {json.dumps(said, indent=1)}"
         time.sleep(0.5)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until *condition* holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def page(server: ClusterServer, path: str) -> bytes:
+    """Return what the page of *server* answers, once it does."""
+    deadline = time.monotonic() + PATIENCE
+    while (answer := get(server, path)) is None:
+        assert time.monotonic() < deadline, server.log[-3000:]
+    return answer
 
 
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -59,46 +75,50 @@ def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_cluster_status_shows_lost_servers_and_fails_while_publishers_are_refused(cluster: Cluster) -> None:
-    publish(cluster, b"first")
+    first = publish(cluster, b"first")
     wait_until_identical(cluster)
     leader = leader_of(cluster)
     lost = next(server for server in cluster.servers.values() if server is not leader)
-    lacking_nothing = dict.fromkeys(cluster.servers, 0)
+    whole = dict.fromkeys(cluster.servers, (True, 0))
     said = wait_for(
         cluster,
         lambda code, said: (
-            code == 0 and {name: each["behind"] for name, each in members(said).items()} == lacking_nothing
+            code == 0
+            and {name: (each["alive"], each["behind"]) for name, each in members(said).items()} == whole
+            and all(server["alive"] for server in said["nats"])
         ),
     )
-    assert all(each["alive"] for each in members(said).values())
-    assert [(server["name"], server["alive"]) for server in said["nats"]] == [("n0", True), ("n1", True), ("n2", True)]
+    assert [server["name"] for server in said["nats"]] == ["n0", "n1", "n2"]
     assert sum(node["leads"] for node in said["log"]["nodes"]) == 1
 
     lost.stop(signal.SIGKILL)
-    for number in range(5):
-        publish(cluster, b"message %d" % number)
+    # On a busy machine a message is stored twice, because its acknowledgement takes too long.
+    lacking = max(publish(cluster, b"message %d" % number) for number in range(5)) - first
 
     def lacks(_: int, said: dict[str, Any]) -> bool:
         found: dict[str, Any] = members(said).get(lost.name, {})
-        return not found.get("alive", True) and found["records"] == 5
+        return not found.get("alive", True) and found["records"] == lacking
 
     found = members(wait_for(cluster, lacks))[lost.name]
     assert found["behind"] > 0
     assert found["seconds"] > 0
-    metrics = (get(leader_of(cluster), "/metrics") or b"").decode()
-    assert f'fyrehose_cluster_member_behind_messages{{member="{lost.name}"}} 5.0' in metrics
+    line = f'fyrehose_cluster_member_behind_messages{{member="{lost.name}"}} {lacking}.0'.encode()
+    until(lambda: line in page(leader_of(cluster), "/metrics"))
+
+    def shows(server: ClusterServer) -> bool:
+        """Return whether the page of *server* says that a server is lost, and which NATS servers there are."""
+        shown = json.loads(page(server, "/api/status"))["journal"]["cluster"]
+        alive = {each["name"]: each["alive"] for each in shown["members"]}
+        return alive.get(lost.name) is False and [node["name"] for node in shown["nats"]] == ["n0", "n1", "n2"]
 
     for server in cluster.servers.values():
         if server is not lost:
-            shown = json.loads(get(server, "/api/status") or b"{}")["journal"]["cluster"]
-            assert {each["name"]: each["alive"] for each in shown["members"]}[lost.name] is False
-            assert [node["name"] for node in shown["nats"]] == ["n0", "n1", "n2"]
+            until(lambda server=server: shows(server))
 
     cluster.nats.kill(0)
     wait_for(cluster, lambda code, said: code == 8 and [each["alive"] for each in said["nats"]] == [False, True, True])
     cluster.nats.kill(1)
-    wait_for(cluster, lambda code, _: code == 1)
-    assert "2 of 3 NATS servers are lost" in status(cluster)[2]
+    wait_for(cluster, lambda code, _: code == 1, "2 of 3 NATS servers are lost")
     deadline = time.monotonic() + PATIENCE
     while any(get(server, "/ready?for=read") for server in cluster.servers.values()):
         assert time.monotonic() < deadline, "a server claims to be current although no NATS server leads"
