@@ -264,7 +264,7 @@ async def test_threat_only_little_is_sent_to_an_address_before_it_has_answered()
 
 @pytest_twisted.ensureDeferred
 async def test_a_crowd_behind_one_address_joins_at_once_and_misses_nothing() -> None:
-    """Each client receives everything after one KEEPALIVE, and without a REQUEST."""
+    """Each client receives everything from its first KEEPALIVE on, and without a REQUEST."""
     server = await Server.start()
     publisher = server.peer()
     crowd = [server.peer() for _ in range(500)]
@@ -273,6 +273,9 @@ async def test_a_crowd_behind_one_address_joins_at_once_and_misses_nothing() -> 
     await until(reactor, lambda: all(peer.read() for peer in crowd))
     payloads = [b"%03d" % i * 300 for i in range(100)]
     for at in range(0, 100, 50):
+        for peer in crowd:  # the first one is valid for five seconds, which is little on a busy machine
+            peer.keep_alive()
+            await deferLater(reactor, 0)  # type: ignore[arg-type]
         publisher.push(*payloads[at : at + 50])
         await until(reactor, lambda at=at: server.broker.bounds("backbone")[1] == at + 50)
     for peer in crowd:
@@ -347,7 +350,7 @@ async def test_our_client_publishes_and_subscribes_and_a_late_subscriber_catches
     journal = FileJournal(reactor, tmp_path)
     server = await Server.start(journal)
     live: list[Run] = []
-    client = BackboneClient(reactor, *server.address, options=BackboneOptions(retries=3))
+    client = BackboneClient(reactor, *server.address, options=BackboneOptions(timeout=60.0))
     client.subscribe(None, live.append)
     await client.connect()
     published = []
@@ -414,7 +417,7 @@ async def test_the_backbone_works_on_any_udp_port_with_any_reactor(name: str, ki
         assert program.stdout is not None
         running, port = program.stdout.readline().split()
         assert running == kind
-        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=BackboneOptions(retries=3, window=50))
+        writer = BackboneClient(reactor, "127.0.0.1", int(port), options=BackboneOptions(timeout=60.0, window=50))
         late: list[bytes] = []
         reader = BackboneClient(reactor, "127.0.0.1", int(port))
         reader.subscribe(None, lambda run: late.extend(map(bytes, run.payloads())), 0)
@@ -430,4 +433,4 @@ async def test_the_backbone_works_on_any_udp_port_with_any_reactor(name: str, ki
         await writer.close()
         await reader.close()
         program.terminate()
-        assert program.wait(30) == 0
+        assert program.wait(60) == 0

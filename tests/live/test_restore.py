@@ -138,7 +138,9 @@ async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_p
         stream = f"of {name}" if name in ("http", "figg", "relink") else None
         publisher = plugin.publisher(ClientTarget(reactor, "127.0.0.1", port), 256)
         if name == "backbone":  # a push has no identity, so one that is repeated may be stored twice
-            publisher = BackboneClient(reactor, "127.0.0.1", port, options=BackboneOptions(window=256, retries=0))
+            publisher = BackboneClient(
+                reactor, "127.0.0.1", port, options=BackboneOptions(window=256, retries=0, timeout=20.0)
+            )
         pairs.append(Pair(name, stream, publisher, plugin.tailer(ClientTarget(reactor, "127.0.0.1", port))))
     await gatherResults([Deferred.fromCoroutine(pair.connect()) for pair in pairs])
     for pair in pairs:
