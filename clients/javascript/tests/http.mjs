@@ -335,7 +335,7 @@ test("a lease whose answer is lost is got again", async () => {
 });
 
 test("a worker settles each record, publishes results with it, and ends with its signal", async () => {
-  const found = await shared("work", 6, { lease: 2, dead: "work.dead" });
+  const found = await shared("work", 6, { lease: 5, dead: "work.dead" });
   const stop = new AbortController(), tries = new Map();
   let running = 0, peak = 0;
   await found.work(
@@ -346,7 +346,7 @@ test("a worker settles each record, publishes results with it, and ends with its
         if (record.seq === 1) return [{ stream: "work.out", payload: `result ${record.payload}` }];
         if (record.seq === 2 && tries.get(2) === 1) throw new Error("try again");
         if (record.seq === 3) throw new Reject("never");
-        if (record.seq === 4) await new Promise((resolve) => setTimeout(resolve, 4500)); // more than two leases
+        if (record.seq === 4) await new Promise((resolve) => setTimeout(resolve, 5500)); // more than a lease
         if (tries.get(2) === 2 && record.seq === 2) stop.abort();
       } finally {
         running -= 1;
@@ -366,10 +366,10 @@ test("a worker of a pattern extends and settles by stream", async () => {
   const found = server.shared("all-of-it");
   await server.publish("many.one", "1");
   await server.publish("many.two", "2");
-  await found.create({ match: "many.*", lease: 2 });
+  await found.create({ match: "many.*", lease: 5 });
   const stop = new AbortController(), seen = [];
   const slow = async (record) => {
-    await new Promise((resolve) => setTimeout(resolve, 2500));
+    await new Promise((resolve) => setTimeout(resolve, 5500)); // more than a lease
     if (seen.push(record.payload) === 2) stop.abort();
   };
   await found.work(slow, { most: 2, signal: stop.signal });
@@ -439,7 +439,7 @@ test("a worker gives a record up after the longest time, and goes on with others
 });
 
 test("a handler is told when the server has taken its lease away, and its result is refused", async () => {
-  const found = await shared("taken", 1, { lease: 1 });
+  const found = await shared("taken", 1, { lease: 3 });
   const stop = new AbortController();
   let lost;
   const handle = async (record, signal) => {

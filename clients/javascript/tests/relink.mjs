@@ -242,9 +242,10 @@ test("what the server did not store, and what nobody knows, is an error", async 
   assert.ok(refused instanceof RelinkError);
   assert.equal(refused.outcome, "not-stored");
   publisher.destroy();
-  const forgetful = await listening(t, (socket) => {
-    scripted(1, 2)(socket);
-    setTimeout(() => socket.destroy(), 200);
+  const forgetful = await listening(t, async (socket) => {
+    await scripted(1, 2)(socket);
+    await once(socket, "data"); // the message
+    socket.destroy();
   }, (socket) => {
     scripted(3, 4)(socket);
     socket.on("data", (data) => data[0] === 0x11 && socket.write(Buffer.from("2500000000000000", "hex")));
@@ -316,9 +317,9 @@ test("a subscriber whose link is lost goes on behind its last record, and tells 
     socket.on("data", (data) => data.length > 8 && data[0] > 8 && names.push(data.subarray(1, 1 + data[0]).toString()));
     return handler(socket);
   };
-  const cut = (handler) => (socket) => {
-    handler(socket);
-    setTimeout(() => socket.destroy(), 200);
+  const cut = (handler) => async (socket) => {
+    await handler(socket);
+    socket.end();
   };
   const lost = await listening(
     t,
@@ -336,9 +337,9 @@ test("another journal is told, and its records follow from the start", async (t)
     socket.on("data", (data) => data.length > 8 && data[0] > 8 && names.push(data.subarray(1, 1 + data[0]).toString()));
     return handler(socket);
   };
-  const cut = (handler) => (socket) => {
-    handler(socket);
-    setTimeout(() => socket.destroy(), 200);
+  const cut = (handler) => async (socket) => {
+    await handler(socket);
+    socket.end();
   };
   const renewed = await listening(
     t,
