@@ -75,10 +75,14 @@ class DatagramPeer:
 
 
 class Datagrams:
-    """The load of one process: a publisher that also subscribes, only subscribers, or a client with requests."""
+    """The load of one process: a publisher that also subscribes, only subscribers, or a client with requests.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    :param lost_s: silence after which datagrams count as lost, in seconds
+    :param quiet_s: silence that ends the load, in seconds
+    """
+
+    def __init__(self, plan: Plan, *, lost_s: float = LOST, quiet_s: float = QUIET) -> None:
+        self.plan, self._lost_s, self._quiet_s = plan, lost_s, quiet_s
         self.peers: list[DatagramPeer] = []
         self.lost = 0
         self._total = sum(plan.publishers)
@@ -148,10 +152,10 @@ class Datagrams:
             if now - said > KEEPALIVE:
                 self._keep_alive()
                 said = now
-            if self._total and sent > first.received + self.lost and now - heard > LOST:
+            if self._total and sent > first.received + self.lost and now - heard > self._lost_s:
                 self.lost = sent - first.received
                 heard = now
-            elif now - heard > (QUIET if first.received else PATIENCE):
+            elif now - heard > (self._quiet_s if first.received else PATIENCE):
                 self.lost = expected - min(peer.received for peer in self.peers)
         return heard
 
@@ -188,7 +192,7 @@ class Datagrams:
             want = peer.received + upto - before
             peer.sock.send(backbone.request(peer.port, before + 1, upto))
             asked = time.monotonic()
-            while peer.received < want and time.monotonic() - asked < LOST:
+            while peer.received < want and time.monotonic() - asked < self._lost_s:
                 if self._read():
                     heard = asked = time.monotonic()
             self.lost += want - peer.received

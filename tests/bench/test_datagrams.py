@@ -52,7 +52,7 @@ def plan(backbone: Backbone, **changes: object) -> Plan:
 
 def test_delivers_of_own_pushes_are_counted() -> None:
     backbone = Backbone()
-    load = Datagrams(plan(backbone, publishers=[30], subscribers=1, expected=30, window=8))
+    load = Datagrams(plan(backbone, publishers=[30], subscribers=1, expected=30, window=8), lost_s=60.0, quiet_s=60.0)
     load.connect()
     outcome = load.run(time.monotonic())
     load.close()
@@ -62,7 +62,7 @@ def test_delivers_of_own_pushes_are_counted() -> None:
 
 def test_lost_datagrams_are_counted_and_the_load_continues() -> None:
     backbone = Backbone(lost=frozenset({3, 17}))
-    load = Datagrams(plan(backbone, publishers=[20], subscribers=1, expected=20, window=1))
+    load = Datagrams(plan(backbone, publishers=[20], subscribers=1, expected=20, window=1), lost_s=1.0, quiet_s=60.0)
     load.connect()
     outcome = load.run(time.monotonic())
     load.close()
@@ -72,7 +72,7 @@ def test_lost_datagrams_are_counted_and_the_load_continues() -> None:
 
 def test_earlier_records_are_requested_by_number() -> None:
     backbone = Backbone(lost=frozenset({45}), held=50)
-    load = Datagrams(plan(backbone, subscribers=1, expected=20, late=True, extra={"last": 50}))
+    load = Datagrams(plan(backbone, subscribers=1, expected=20, late=True, extra={"last": 50}), lost_s=1.0)
     load.connect()
     outcome = load.run(time.monotonic())
     load.close()
