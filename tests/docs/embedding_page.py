@@ -137,7 +137,7 @@ SCENARIOS = (function_gets_the_messages, protocols_share_their_streams, web_appl
 class EmbeddingPage(TestCase):
     """The same tests under trial, which runs the reactor itself."""
 
-    timeout = 60
+    timeout = 300
 
     def test_function_gets_the_messages(self) -> Deferred[None]:
         return Deferred.fromCoroutine(function_gets_the_messages())

@@ -60,7 +60,7 @@ def peer() -> Iterator[Any]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def start(*scripts: str, **options: Any) -> tuple[Peer, SparkPublisher]:
-            options = {"patience": 5.0, "sleep": lambda seconds: None, **options}
+            options = {"patience": 60.0, "sleep": lambda seconds: None, **options}
             made = Peer(listening, list(scripts))
             threads.append(threading.Thread(target=made.run, daemon=True))
             threads[-1].start()

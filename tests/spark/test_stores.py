@@ -232,7 +232,7 @@ def test_two_servers_archive_into_one_object_store_while_they_are_killed(
     archive(None, str(journals[0].directory), lake, server="one")
     running = [start(journal, lake) for journal in journals]
     for _ in range(ladder(2, 20)):
-        before, deadline = rounds_of(lake), time.monotonic() + 120
+        before, deadline = rounds_of(lake), time.monotonic() + 300
         while rounds_of(lake) < before + 3:
             assert time.monotonic() < deadline
             for journal in journals:
@@ -253,12 +253,13 @@ def test_two_servers_archive_into_one_object_store_while_they_are_killed(
 
 @pytest.mark.slow
 @pytest.mark.live
+@pytest.mark.timeout(600)
 def test_two_archives_of_one_journal_in_an_object_store_lose_nothing(written: Opener, bucket: str) -> None:
     journal, lake = written("one"), f"{bucket}/lake"
     ended = set()
     archive(None, str(journal.directory), lake, server="one")
     running = [start(journal, lake) for _ in range(2)]
-    deadline, kills = time.monotonic() + 120, 0
+    deadline, kills = time.monotonic() + 300, 0
     while kills < 2 or not ended:
         assert time.monotonic() < deadline
         journal.fill(2)
