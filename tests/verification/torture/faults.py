@@ -166,12 +166,7 @@ def _stop_and_go(
     server = bench.serve()
     try:
         # First with room: on a busy machine the first commit may be larger than what is left afterwards.
-        for _ in range(20):
-            bench.life.load(server)
-            time.sleep(0.2)
-            bench.life.check(server)
-            if bench.acked:
-                break
+        _load(bench, server)
         take_room(server)
         bench.life.load(server)
         server.wait_until(FULL)
@@ -182,9 +177,7 @@ def _stop_and_go(
         bench.expect(server.process.poll() is None, "it ended when the disk was full")
         make_room(server)
         server.wait_until(AGAIN)
-        bench.life.load(server)
-        time.sleep(0.5)
-        bench.life.check(server)
+        _load(bench, server)
         after = bench.acked
         bench.expect(after > before, "nothing was acknowledged when there was room again")
         status = server.kill(signal.SIGTERM)
@@ -194,6 +187,15 @@ def _stop_and_go(
         server.process.wait()
     bench.serve().kill()
     return f"{before} acknowledged before, {after - before} after there was room again"
+
+
+def _load(bench: Bench, server: servers.Server) -> None:
+    """Load the server until something is acknowledged, or for a minute, and check what is stored."""
+    before, deadline = bench.acked, time.monotonic() + servers.PATIENCE
+    while bench.acked == before and time.monotonic() < deadline:
+        bench.life.load(server)
+        time.sleep(0.2)
+        bench.life.check(server)
 
 
 def unsynced(bench: Bench, count: int) -> str:

@@ -232,12 +232,9 @@ def torture(name: str, kills: int, seed: int, directory: Path, sabotage: bool) -
     if sabotage:
         skip(http)
     forward.kill()
-    for _ in range(10):  # the servers may be starting
-        if (
-            subprocess.run([FYREHOSE, "forward", config, "--once"], timeout=600, stderr=subprocess.DEVNULL).returncode
-            == 0
-        ):
-            break
+    deadline, once = time.monotonic() + PATIENCE, [FYREHOSE, "forward", config, "--once"]
+    while subprocess.run(once, timeout=600, stderr=subprocess.DEVNULL).returncode and time.monotonic() < deadline:
+        pass  # the servers may be starting
     found = (
         list(Search.documents.values())
         if name == "elasticsearch"
