@@ -29,6 +29,7 @@ from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline.dump import runs
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
+from fyrehose.testing.ports import free_port
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -297,9 +298,10 @@ def test_a_backup_waits_for_a_served_journal_that_cannot_be_reached(
 ) -> None:
     server = start(*LISTEN, *SMALL)
     source, target = tmp_path / "data", tmp_path / "far"
-    serving = served(source, 0)
+    port = free_port()
+    serving = served(source, port)
     assert serving.stdout is not None
-    port = int(serving.stdout.readline().rstrip().rpartition(":")[2])
+    assert serving.stdout.readline().rstrip().endswith(f":{port}")
     with Load(server.port("http")) as load:
         load.wait_for_more(100)
         following = follow(f"http://127.0.0.1:{port}", target)

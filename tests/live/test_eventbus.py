@@ -32,7 +32,7 @@ from fyrehose.protocols.eventbus.client import EventBusClient
 from fyrehose.protocols.eventbus.client_session import EventBusOptions
 from fyrehose.protocols.eventbus.keys import Keys, load_public
 from fyrehose.testing import until
-from fyrehose.testing.ports import free_port
+from fyrehose.testing.ports import free_port, free_ports
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -658,7 +658,9 @@ def test_a_port_that_is_in_use_is_reported_at_the_start(start: Any, bus: Bus) ->
 
 @pytest_twisted.ensureDeferred
 async def test_our_event_bus_client_continues_over_restarts_and_kills(serve: Any, bus: Bus) -> None:
-    server = serve()
+    (port,) = free_ports(1, row=3)
+    listen = f"eventbus=tcp:{port}:interface=127.0.0.1"
+    server = serve(listen=listen)
     got: list[int] = []
     follower = EventBusClient(
         reactor,
@@ -683,7 +685,7 @@ async def test_our_event_bus_client_continues_over_restarts_and_kills(serve: Any
             waiting.append(publisher.publish_event("/a/", b"%d" % n))
             if n == 700:
                 server.stop(signal.SIGKILL if turn % 2 else signal.SIGTERM)
-                server = serve(listen=f"eventbus=tcp:{bus.port}:interface=127.0.0.1")
+                server = serve(listen=listen)
         confirmed += await gatherResults(waiting)
     last = max(confirmed)
     await until(reactor, lambda: got and got[-1] >= last)

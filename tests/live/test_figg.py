@@ -30,6 +30,7 @@ from fyrehose.protocols.figg.plugin import plugin
 from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import Run
 from fyrehose.testing import until
+from fyrehose.testing.ports import free_port
 
 pytestmark = pytest.mark.live
 
@@ -454,7 +455,8 @@ async def test_our_client_publishes_and_resumes_over_restarts(tmp_path: Path) ->
     sent = payloads(3000, seed=5)
     got: list[tuple[int, bytes]] = []
     states: list[bool] = []
-    async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
+    port = free_port()
+    async with serving(tmp_path, f"tcp:{port}:interface=127.0.0.1"):
         endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
         client = FiggClient(reactor, endpoint, window=50, connection_options=AT_ONCE)  # type: ignore[arg-type]
         client.on_state = states.append

@@ -18,6 +18,8 @@ import attrs
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException
 
+from fyrehose.testing.ports import free_ports
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PATIENCE = 60.0
@@ -83,7 +85,9 @@ class Page:
 
 @pytest.fixture
 def page(start: Any, browser: Any) -> Iterator[Page]:
-    listeners = [f"{plugin}=tcp:0:interface=127.0.0.1" for plugin in ("admin", "http", "lumberjack")]
+    # The browser tries to connect again while a server is restarted, so the ports are none that the kernel gives out.
+    ports = dict(zip(("admin", "http", "lumberjack"), free_ports(3), strict=True))
+    listeners = [f"{plugin}=tcp:{port}:interface=127.0.0.1" for plugin, port in ports.items()]
     words = [word for listener in listeners for word in ("--listen", listener)]
     # A connection without a request is closed soon, so that those that are open have an answer that goes on.
     server = start(*words, "--option", "admin.idle-timeout=2s")
@@ -125,7 +129,7 @@ def test_listeners_are_listed(page: Page) -> None:
     assert {name: cells[1:3] for name, cells in listeners.items()} == {
         plugin: ["none", "this machine"] for plugin in ("admin", "http", "lumberjack")
     }
-    assert listeners["http"][0] == "tcp:0:interface=127.0.0.1"
+    assert listeners["http"][0] == f"tcp:{page.server.port('http')}:interface=127.0.0.1"
     with socket.create_connection(("127.0.0.1", page.server.port("lumberjack")), PATIENCE):
         page.until(lambda: page.rows("#listeners")["lumberjack"][3] == "1")
     page.until(lambda: page.rows("#listeners")["lumberjack"][3] == "0")
