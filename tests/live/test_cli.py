@@ -224,10 +224,11 @@ def test_tail_resumes_after_the_server_restarts(server: Server) -> None:
 @pytest.mark.parametrize("protocol", ["figg", "relink", "http", "eventbus", "backbone"])
 @pytest.mark.parametrize("command", ["publish", "tail"])
 def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: str, protocol: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    words = [FYREHOSE, command, "--protocol", protocol, "--timeout", "2s", "--to" if command == "publish" else "--from"]
+    port = free_port()
+    timeout = "2s" if protocol == "backbone" else "60s"
+    words = [FYREHOSE, command, "--protocol", protocol, "--timeout", timeout]
     words += [
+        "--to" if command == "publish" else "--from",
         f"127.0.0.1:{port}",
         *(["--stream", "s"] if protocol != "backbone" else []),
         *(["x"] if command == "publish" else []),
