@@ -344,7 +344,7 @@ def test_a_hidden_page_has_no_connection_and_shows_what_it_missed_when_it_is_see
     page.until(lambda: "three" in page.find("#tail").text)
     shown = [each.text for each in page.browser.find_elements("css selector", "#tail pre")]
     assert shown == ["one", "two", "three"], "each once"
-    assert page.find("#connection").text == "live"
+    page.until(lambda: page.find("#connection").text == "live")
     page.browser.switch_to.new_window("tab")
     for number in range(80):
         page.post("orders", f"more {number}".encode())
