@@ -162,7 +162,7 @@ def ask(server: ClusterServer, method: str, path: str, body: object = None) -> A
 
 def consume(server: ClusterServer, count: int) -> tuple[list[int], list[int]]:
     """Take and acknowledge three records of a named, and *count* of a shared subscription; return the numbers."""
-    ask(server, "PUT", "/subscriptions/work", {"stream": "s", "shared": True, "lease": 5})
+    ask(server, "PUT", "/subscriptions/work", {"stream": "s", "shared": True, "lease": 60})
     named = [each["seq"] for each in ask(server, "GET", "/streams/s?subscription=own&from=1&limit=3")]
     ask(server, "POST", "/subscriptions/own/ack", {"seq": named[-1]})
     worked: list[int] = []
