@@ -173,23 +173,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the ladders, give Spark and live tests more time, and sort the tests: the longest groups first."""
+    """Mark the ladders, give tests with Spark more time, and sort the tests: the longest groups first."""
     _search_less(items, config.getoption("full"))
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "ladder" in fixtures:
             item.add_marker(pytest.mark.ladder)
-        if item.get_closest_marker("timeout") is None:
-            if "spark" in fixtures:
-                item.add_marker(pytest.mark.timeout(600))  # the first of these tests waits until Spark has started
-            elif item.get_closest_marker("live") is not None:
-                item.add_marker(pytest.mark.timeout(LIVE_TIMEOUT_S))
+        if item.get_closest_marker("timeout") is None and "spark" in fixtures:
+            item.add_marker(pytest.mark.timeout(600))  # the first of these tests waits until Spark has started
     items.sort(key=_turn)
 
-
-#: How long a test that starts processes may take: on a busy machine a process starts ten times as slowly.  Such tests
-#: have deadlines of their own, which say what was waited for; this limit ends tests that hang.
-LIVE_TIMEOUT_S = 300
 
 #: `make test` reduces tests with more Hypothesis examples than this to a third, but at least to this many.
 EXAMPLES = 100

@@ -92,7 +92,6 @@ def port(files: Path) -> Iterator[int]:
 
 
 @pytest.mark.live
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
 def test_the_shared_log_opens_over_tls(files: Path, port: int) -> Any:
     pem, key = str(files / "server.pem"), str(files / "server.key")

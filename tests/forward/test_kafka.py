@@ -16,12 +16,10 @@ from fyrehose.forward.kafka import CONFLUENT, KafkaSender, KafkaTable, kafka
 from fyrehose.imports import Extra
 from fyrehose.records import Run
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def table(**keys: Any) -> KafkaTable:
     options = {"test.mock.num.brokers": "3", **keys.pop("options", {})}
-    return KafkaTable(name="n", streams="s", to=(place("kafka://127.0.0.1:1"),), options=options, timeout=5.0, **keys)
+    return KafkaTable(name="n", streams="s", to=(place("kafka://127.0.0.1:1"),), options=options, timeout=60.0, **keys)
 
 
 def run_of(*payloads: bytes, stream: str = "logs.web") -> Run:

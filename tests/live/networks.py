@@ -25,7 +25,7 @@ class Network:
             that one
         """
         alone = ("unshare", "-n") if first is not None or os.geteuid() == 0 else ("unshare", "-rn")
-        command = [*(() if first is None else first.inside), *alone, "sh", "-c", "echo; exec sleep 1000"]
+        command = [*(() if first is None else first.inside), *alone, "sh", "-c", "echo; exec sleep 10000"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n", "the system permits no network namespaces"

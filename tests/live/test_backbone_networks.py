@@ -28,6 +28,7 @@ from fyrehose.protocols.backbone.plugin import plugin
 from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.testing import MemoryJournal, until
+from fyrehose.testing.ports import free_port
 from tests.live.conftest import PATIENCE, Start
 from tests.live.networks import Network
 
@@ -112,7 +113,6 @@ def read_line(program: subprocess.Popen[str]) -> str:
     return program.stdout.readline().rstrip("\n")
 
 
-@pytest.mark.timeout(180)
 def test_subscriber_continues_after_its_own_address_has_changed(
     networks: Networks, start: Start, tmp_path: Path
 ) -> None:
@@ -130,7 +130,6 @@ def test_subscriber_continues_after_its_own_address_has_changed(
     assert read_line(tail) == "meanwhile"
 
 
-@pytest.mark.timeout(180)
 def test_message_larger_than_the_mtu_of_a_silent_router_is_published_and_received(
     narrow_networks: Networks, start: Start, tmp_path: Path
 ) -> None:
@@ -237,14 +236,14 @@ async def test_client_waits_for_the_name_server_and_follows_its_server_to_anothe
     loop: Any = reactor
     broker = Broker(loop, MemoryJournal(), Sequencer())
     await broker.open()
-    service = plugin.make_service(loop, broker, "udp:0:interface=127.0.0.1", BackboneSettings())
-    port: Any = await service.startService()
-    number = port.getHost().port
+    number = free_port()
+    service = plugin.make_service(loop, broker, f"udp:{number}:interface=127.0.0.1", BackboneSettings())
+    await service.startService()
     client = BackboneClient(loop, "bus.example", number, options=BackboneOptions(retries=9))
     received: list[bytes] = []
     client.subscribe(None, lambda run: received.extend(map(bytes, run.payloads())))
     connected = client.connect()
-    await until(reactor, lambda: name_server.asked == 2)
+    await until(reactor, lambda: name_server.asked >= 2)
     assert client.problem == "the host name has no address"
     name_server.address = "127.0.0.1"
     await connected

@@ -85,7 +85,6 @@ def vanish(server: Network, client: Network) -> None:
         time.sleep(1)
 
 
-@pytest.mark.timeout(240)
 def test_connections_of_a_vanished_machine_end_within_a_minute(
     networks: tuple[Network, Network], start: Start, tmp_path: Path
 ) -> None:
@@ -107,7 +106,6 @@ def test_connections_of_a_vanished_machine_end_within_a_minute(
     silent.communicate()
 
 
-@pytest.mark.timeout(240)
 def test_readers_of_a_served_journal_that_vanish_are_disconnected_within_a_minute(
     networks: tuple[Network, Network], start: Start, tmp_path: Path
 ) -> None:
