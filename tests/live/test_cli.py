@@ -251,9 +251,11 @@ def test_a_tail_gets_every_record_although_peers_do_not_answer(server: Server) -
     stop = threading.Event()
 
     def keep_alive() -> None:
-        while not stop.wait(0.5):
+        ended = False
+        while not ended:
             for peer in mute:
                 peer.sendto(b"\x10" + bytes(4) + peer.getsockname()[1].to_bytes(2, "big") + bytes(6 + 16), at)
+            ended = stop.wait(1)
 
     for peer in mute:
         peer.bind(("127.0.0.1", 0))
@@ -263,7 +265,7 @@ def test_a_tail_gets_every_record_although_peers_do_not_answer(server: Server) -
         for peer in mute:
             assert peer.recv(17)[0] == 0x20
             assert peer.recv(17)[0] == 0x20
-        words = ("--since", "start", "--count", "2000")
+        words = ("--since", "start", "--count", "2000", "--timeout", "60s")
         assert server.tail(*words, protocol="backbone", stream=None).count(b"\n") == 2_000
     finally:
         stop.set()
