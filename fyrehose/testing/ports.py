@@ -13,7 +13,6 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -21,6 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 
+#: The directory of the file with the locks, also of processes whose temporary files are elsewhere.
+TEMPORARY = Path("/tmp")
 #: The ports from which they are chosen.
 PORTS = range(10_000, 32_000)
 
@@ -63,5 +64,5 @@ def _chosen() -> tuple[set[int], BinaryIO]:
     """Return the ports that this process has chosen, and the file in which they are locked until it ends."""
     until_the_end = ExitStack()
     atexit.register(until_the_end.close)
-    path = Path(tempfile.gettempdir(), f"fyrehose-ports-{os.getuid()}")
+    path = TEMPORARY / f"fyrehose-ports-{os.getuid()}"
     return set(), until_the_end.enter_context(path.open("ab"))

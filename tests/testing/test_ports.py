@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,8 +41,12 @@ def test_a_port_is_neither_used_nor_chosen_before(kind: socket.SocketKind) -> No
         assert free_ports(1, between=[used, chosen, chosen, free]) == [free]
 
 
-def test_a_port_that_another_process_has_chosen_is_passed_over() -> None:
-    with subprocess.Popen([*CHOOSE, "9000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+@pytest.mark.parametrize("temporary", ["", "its own"])
+def test_a_port_that_another_process_has_chosen_is_passed_over(temporary: str, tmp_path: Path) -> None:
+    """The other process may have another directory for temporary files, as a benchmark beside tests."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)} if temporary else None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*CHOOSE, "9000"], env=environment, **pipes) as other:
         assert other.stdout is not None
         first = int(other.stdout.readline())
         near = [*range(first - 2, first + 3)]
