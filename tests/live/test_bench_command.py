@@ -18,7 +18,7 @@ pytestmark = pytest.mark.live
 
 def test_every_protocol_is_measured_and_no_file_stays(tmp_path: Path) -> None:
     words = [str(FYREHOSE), "bench", "--data-dir", str(tmp_path), "--seconds", "1", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     for protocol, names in NAMES.items():

@@ -139,7 +139,7 @@ def test_missing_extras_are_reported_in_one_line(written: Opener, tmp_path: Path
             "from fyrehose.cli.spark import main; main()"
         )
         ended = subprocess.run(
-            [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=110, check=False
+            [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=280, check=False
         )
         assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
         assert "pip install 'fyrehose[spark]'" in ended.stderr

@@ -164,7 +164,7 @@ def run(tree: Path, *words: str, explained: str = "") -> tuple[int, str]:
     command = [sys.executable, str(HERE / "generated.py"), "fyrehose/sums.py", "--root", str(tree), "--count", "0"]
     command += ["--bare", "--explained", str(tree / "explained.toml"), *words, "--tests", "tests/test_sums.py"]
     environment = {"PYTHONPATH": str(tree), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
     return ended.returncode, ended.stdout + ended.stderr
 
 
