@@ -161,10 +161,8 @@ class Forwarding:
         batch: Batch = []
         size, count = self.table.batch_bytes, self.table.batch_count
         for stream, lane in list(self._lanes.items()):
-            while lane.runs and count > 0 and (size > 0 or not batch):
+            while lane.runs and count > 0 and (not batch or lane.runs[0].sizes[0] <= size):
                 run = lane.runs[0]
-                if batch and run.sizes[0] > size:
-                    break
                 head = run.slice(0, min(run.fitting(size), count))
                 lane.runs.popleft()
                 if len(head) < len(run):
@@ -172,9 +170,8 @@ class Forwarding:
                 batch.append((lane, head))
                 count, size = count - len(head), size - len(head.payload)
                 self.waiting_bytes -= head.size
-            self._lanes[stream] = self._lanes.pop(stream)  # the next batch begins with another stream
-            if count <= 0 or size <= 0:
-                break
+            if batch and batch[-1][0] is lane:
+                self._lanes[stream] = self._lanes.pop(stream)  # the next batch begins with another stream
         self._pause_or_resume()
         return batch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -21,16 +21,23 @@ Answer = BatchOutcome | Exception
 
 
 class Tailer:
-    """A tailer that counts how often it was paused and resumed."""
+    """A tailer that notes when it is paused and resumed.
+
+    :ivar on_resume: called then: a tailer may have records at once
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.on_resume: Callable[[], object] = lambda: None
 
     def pause(self) -> None:
+        assert self.calls[-1:] != ["pause"], "reading is paused twice"
         self.calls.append("pause")
 
     def resume(self) -> None:
+        assert self.calls[-1:] == ["pause"], "reading is resumed and was not paused"
         self.calls.append("resume")
+        self.on_resume()
 
 
 class Sender(BatchSender):
@@ -172,20 +179,27 @@ def test_dead_letter_that_is_too_large_goes_without_the_payload_and_records_behi
     assert [bytes(run.payload) for run in bench.sender.runs] == [b"3"]
 
 
-def test_dead_letters_are_tried_again_after_a_growing_pause(bench: Bench) -> None:
+def test_dead_letters_are_tried_again_after_a_growing_pause() -> None:
+    bench = Bench(longest_pause=1.0)
     bench.letters.failures = 7
     bench.take(1, 1)
     bench.sender.answer(BatchOutcome(refused=[(bench.sender.runs[0], "no JSON")]))
-    pauses, before = [], 0.0
-    while not bench.letters.letters:
-        left = bench.letters.failures
-        while bench.letters.failures == left and not bench.letters.letters:
-            bench.clock.advance(0.125)
-        pauses.append(bench.clock.seconds() - before)
-        before = bench.clock.seconds()
-    assert max(pauses) > 4 * pauses[0]
+    for failures in range(7):
+        assert bench.letters.letters == []
+        (call,) = bench.clock.getDelayedCalls()
+        pause = call.getTime() - bench.clock.seconds()
+        assert pause == pytest.approx(min(0.1 * 2**failures, 1.0), rel=0.2)
+        bench.clock.advance(pause)
     assert "record 1 of stream 's' is a dead letter: no JSON" in bench.forwarding.counts.error
-    assert bench.forwarding.counts.error_at == before
+    assert bench.forwarding.counts.error_at == bench.clock.seconds()
+
+
+def test_end_within_a_batch_acknowledges_nothing(bench: Bench) -> None:
+    bench.take(1, 1)
+    bench.task.cancel()
+    assert bench.task.called
+    bench.task.addErrback(lambda failure: failure.trap(CancelledError))
+    assert (bench.acknowledged, len(bench.sender.batches)) == ([], 1)
 
 
 def test_error_of_a_sender_is_logged_and_the_batch_sent_again(bench: Bench, logged_errors: Any) -> None:
@@ -207,15 +221,22 @@ def test_reading_pauses_while_much_is_waiting() -> None:
     assert bench.tailer.calls == ["pause", "resume"]
 
 
-def test_each_stream_gets_its_turn(bench: Bench) -> None:
-    bench.take(1, 1, "s1")
-    bench.take(2, 8, "s1")
-    bench.take(1, 8, "s2")
-    for _ in range(4):
+@pytest.mark.parametrize(
+    ("limits", "first", "most"),
+    [({"batch_count": 3}, 1, 3), ({"batch_bytes": 3}, 1, 3), ({"batch_bytes": 5}, 100, 1)],
+    ids=["count", "bytes", "bytes, of which some are left"],
+)
+def test_each_stream_gets_its_turn(limits: dict[str, int], first: int, most: int) -> None:
+    bench = Bench(**limits)
+    bench.take(1, 1, "s0")
+    for stream in ("s1", "s2", "s3"):
+        bench.take(first, 6, stream)
+    for _ in range(6 * 3 // most):
         bench.sender.answer()
-    assert [batch[0] for batch in bench.sender.batches[1:]] == [
-        *(("s1", 2, 5), ("s2", 1, 4), ("s1", 6, 9), ("s2", 5, 8)),
+    wanted = [
+        [(stream, begin, begin + most - 1)] for begin in range(first, first + 6, most) for stream in ("s1", "s2", "s3")
     ]
+    assert bench.sender.batches[1:] == wanted
 
 
 def test_records_that_the_server_sends_again_replace_those_that_wait(bench: Bench) -> None:
@@ -284,10 +305,11 @@ class Source:
         self.seen = 0  #: how many batches were answered
         self.journal = 0  #: how often the numbers have begun again
         self.owed = False  #: whether records of the last batch are wanted again
+        bench.tailer.on_resume = lambda: [self.deliver() for _ in range(dice.randint(0, 9))]
 
     @staticmethod
     def payload(seq: int) -> bytes:
-        return b"x" * (seq * 7 % 11)
+        return b"x" * (seq * 7 % 23)
 
     @property
     def paused(self) -> bool:
