@@ -60,6 +60,7 @@ _SHOWN = 200
 
 #: The name of a stream is its publisher's choice, and must not end the JSON string that a template puts it into.
 LINE_WORDS: dict[str, Word] = {**WORDS, "stream": lambda record, document: quoted(record.stream)[1:-1]}
+_line = template(*WORDS, words=LINE_WORDS)
 
 
 def _headers(value: object) -> Mapping[str, str]:
@@ -90,7 +91,7 @@ class HttpTable(WebTable):
     """
 
     content_type: str = key(text, default="application/x-ndjson")
-    line: RecordTemplate = key(template(*WORDS, words=LINE_WORDS), default=RecordTemplate(("", "document", "")))
+    line: RecordTemplate = key(_line, default=_line("{document}"))
     separator: str = key(text, default="\n")
     body: RecordTemplate = key(template("lines", "stream"), default=RecordTemplate(("", "lines", "\n")))
 
@@ -240,7 +241,7 @@ class HttpSender(BatchSender):
         except DeferredTimeout:
             outcome = BatchOutcome(_runs(request.items), f"no answer within {self._table.timeout:g} s")
         except Exception as error:
-            cause = error.reasons[0].value if isinstance(error, ResponseFailed) and error.reasons else error
+            cause = error.reasons[0].value if isinstance(error, ResponseFailed) else error
             outcome = BatchOutcome(_runs(request.items), str(ConnectionFailed(cause)))
         else:
             outcome = self._session.answered(request, answer)

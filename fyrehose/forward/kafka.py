@@ -93,11 +93,12 @@ class KafkaSender(BatchSender):
             self.producer = self.make()
         final = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.TOPIC_EXCEPTION, KafkaError.INVALID_RECORD)
         refused = {at: error for at, error in reports.items() if error is not None and error.code() in final}
-        again = {at for at in range(len(records)) if at not in refused and reports.get(at, True) is not None}
+        stored = {at for at, error in reports.items() if error is None}
+        again = [at for at in range(len(records)) if at not in stored and at not in refused]
         reason = next((str(reports[at]) for at in again if at in reports), fatal or "no report in time")
         self.problem = reason if again else ""
         return BatchOutcome(
-            again=[records[at] for at in sorted(again)],
+            again=[records[at] for at in again],
             reason=self.problem,
             refused=[(records[at], str(refused[at])) for at in sorted(refused)],
         )
@@ -106,11 +107,8 @@ class KafkaSender(BatchSender):
         self.producer.purge()
 
 
-def _sender(table: Any, around: Around) -> KafkaSender:
-    CONFLUENT.require("forwarding to Kafka")
-    from confluent_kafka import KafkaException, Producer
-
-    options = {name: each.value if isinstance(each, Secret) else each for name, each in table.options.items()}
+def producer_options(table: KafkaTable) -> dict[str, str]:
+    """Return the options of librdkafka for the producer of *table*."""
     usual = {
         "bootstrap.servers": ",".join(place.authority for place in table.to),
         "enable.idempotence": "true",
@@ -120,12 +118,16 @@ def _sender(table: Any, around: Around) -> KafkaSender:
     }
     if table.to[0].encrypted:
         names = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
-        usual |= {
-            "security.protocol": "ssl",
-            **dict(zip(names, table.tls.paths, strict=False)),
-        }
+        usual |= {"security.protocol": "ssl", **dict(zip(names, table.tls.paths, strict=False))}
+    return usual | {name: each.value if isinstance(each, Secret) else each for name, each in table.options.items()}
+
+
+def _sender(table: Any, around: Around) -> KafkaSender:
+    CONFLUENT.require("forwarding to Kafka")
+    from confluent_kafka import KafkaException, Producer
+
     try:
-        return KafkaSender(table, around, partial(Producer, {**usual, **options}))
+        return KafkaSender(table, around, partial(Producer, producer_options(table)))
     except KafkaException as error:
         raise ConfigError(f"options: {error.args[0].str()}") from None
 

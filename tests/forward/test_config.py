@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from fyrehose.errors import ConfigError
 from fyrehose.forward.config import read_config
 from fyrehose.forward.destination import Secret, SendPlace
 from fyrehose.forward.http import BulkTable, HttpTable
-from fyrehose.forward.kafka import KafkaTable
+from fyrehose.forward.kafka import producer_options
 
 TABLE = '[[forward]]\nname = "n"\nstreams = "logs.*"\n'
 
@@ -41,20 +44,27 @@ def test_secrets_are_read_from_files_and_from_the_environment(tmp_path: Path, mo
     assert isinstance(table, HttpTable)
     assert table.authorization == Secret("file:token", "Bearer abc")
     assert "abc" not in repr(table)
-    (kafka,) = read(
-        tmp_path, f'{TABLE}to = "kafka://h:9092"\noptions = {{"sasl.password" = "env:FORWARD_TEST"}}'
-    ).forward
-    assert isinstance(kafka, KafkaTable)
-    assert kafka.options["sasl.password"] == Secret("env:FORWARD_TEST", "s3cret")
 
 
-def test_paths_of_certificates_begin_at_the_folder_of_the_file(tmp_path: Path) -> None:
+def test_options_of_kafka_are_those_of_the_table_and_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paths of certificates begin at the folder of the file."""
+    monkeypatch.setenv("FORWARD_TEST", "s3cret")
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for path in (tmp_path / "ca.pem", folder / "own.pem"):
         path.write_text("a certificate")
-    (table,) = read(tmp_path, f'{TABLE}to = "lumberjacks://h"\ntls = "ca.pem,{folder}/own.pem"').forward
-    assert table.tls.paths == (f"{tmp_path}/ca.pem", f"{folder}/own.pem")
+    text = f'{TABLE}timeout = "1.5s"\nto = ["{{0}}://h:1", "{{0}}://[::1]:2"]\n'
+    (table,) = read(tmp_path, text.format("kafka")).forward
+    usual = {"bootstrap.servers": "h:1,[::1]:2", "enable.idempotence": "true", "client.id": "n", "linger.ms": "5"}
+    assert producer_options(table) == usual | {"delivery.timeout.ms": "1500"}
+    own = '{acks = -1, "linger.ms" = "7", "sasl.password" = "env:FORWARD_TEST"}'
+    (table,) = read(tmp_path, f'{text.format("kafkas")}tls = "ca.pem,{folder}/own.pem"\noptions = {own}').forward
+    usual |= {"security.protocol": "ssl", "delivery.timeout.ms": "1500"}
+    usual |= {"ssl.ca.location": f"{tmp_path}/ca.pem", "ssl.certificate.location": f"{folder}/own.pem"}
+    assert producer_options(table) == usual | {"acks": "-1", "linger.ms": "7", "sasl.password": "s3cret"}
+    assert "s3cret" not in repr(table)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,31 @@ def test_table_differs_after_a_file_that_it_names_was_replaced(key: str, tmp_pat
     assert read(tmp_path, text).forward == before
     tmp_path.joinpath("named").write_text("two")
     assert read(tmp_path, text).forward != before
+
+
+#: By destination as the page names it, a URL.
+DESTINATIONS = {"Elasticsearch": "opensearch+http://h", "HTTP": "http://h", "lumberjack": "lumberjack://h"}
+DESTINATIONS |= {"Kafka": "kafka://h:1", "Fyrehose": "fyrehose://h:1"}
+
+
+@pytest.mark.parametrize("destination", DESTINATIONS)
+def test_page_has_the_default_of_each_key(destination: str, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "forward.md").read_text().partition("## Keys of a table")[2]
+    known: dict[str, str | None] = {}
+    of = ""
+    for line in re.findall(r"^\|.*`.*\|$", page.partition("Secrets are")[0], re.MULTILINE):
+        *first, keys, default, _ = line.split("|")[1:-1]
+        of = "".join(first).strip() or of
+        if not first or destination in of:
+            known |= dict(zip_longest(re.findall("`(.*?)`", keys), re.findall("`(.*?)`", default)))
+    (plain,) = read(tmp_path, f'{TABLE}to = "{DESTINATIONS[destination]}"').forward
+    fields = {each.metadata["key"] or each.name.replace("_", "-") for each in attrs.fields(type(plain))}
+    assert fields == known.keys()
+    said = [f'{key} = "{value}"' for key, value in known.items() if value is not None and key not in ("dead", "gzip")]
+    (table,) = read(tmp_path, "\n".join([f'{TABLE}to = "{DESTINATIONS[destination]}"', *said])).forward
+    assert table == plain
+    assert (known["dead"], known.get("gzip", "true")) == ("NAME.dead", "true")
+    assert getattr(plain, "gzip", True)
 
 
 LUMBERJACK = f'{TABLE}to = "lumberjack://h:5044"\n'
@@ -116,6 +151,8 @@ LUMBERJACK = f'{TABLE}to = "lumberjack://h:5044"\n'
         (f'{TABLE}to = "http://h"\nheaders = {{a = "b\\n"}}', "expected a table of headers, each with a text"),
         (f'{TABLE}to = "http://h"\nheaders = "a"', "expected a table of headers, each with a text"),
         (f'{TABLE}to = "http://h"\nline = "{{documnt}}"', "not {documnt}; did you mean document?"),
+        (f'{TABLE}to = "kafka://h:1"\noptions = {{a = 1.5}}', "expected a table of options of librdkafka; passwords"),
+        (f'{TABLE}to = "kafka://h:1"\noptions = "a"', "expected a table of options of librdkafka; passwords"),
         (f'{LUMBERJACK}dead = "logs.dead"', "streams 'logs.*' include the dead letters in 'logs.dead'"),
         (f'{TABLE}to = "fyrehose://127.0.0.1:8117"', "streams 'logs.*' include 'logs.*', which this writes"),
         (f'{LUMBERJACK}linger = "soon"', "line 5, in [[forward]] table 1: linger is 'soon'; expected"),
