@@ -9,6 +9,9 @@ import pytest
 from fyrehose.forward.destination import BatchOutcome, documents, identity, merged, place, template
 from fyrehose.records import Run
 
+#: Ports of the schemes that have one: those of the receiver's listener, IANA's for HTTP, and rsyslog's for RELP.
+PORTS = (("http", 80), ("lumberjack", 5044), ("relp", 2514))
+
 
 def run_of(*payloads: bytes, first: int = 1) -> Run:
     return Run.of("s", payloads, source="figg", first_seq=first, time=1_000_000)
@@ -40,9 +43,19 @@ def test_invalid_url_is_refused(url: str) -> None:
         place(url)
 
 
-def test_place_has_its_scheme_without_the_suffix_of_tls() -> None:
-    made = place("elasticsearch+https://[::1]:9200/a?b=c")
-    assert (made.scheme, made.encrypted, made.authority, made.path) == ("elasticsearch", True, "[::1]:9200", "/a?b=c")
+@pytest.mark.parametrize(
+    ("url", "made"),
+    [
+        ("elasticsearch+https://[::1]:9200/a?b=c", ("elasticsearch", True, "[::1]:9200", "/a?b=c")),
+        *((f"{name}://h", (name, False, f"h:{port}", "")) for name, port in PORTS),
+        *((f"{name}s://h", (name, True, f"h:{443 if name == 'http' else port}", "")) for name, port in PORTS),
+        ("opensearch+http://h", ("opensearch", False, "h:80", "")),
+        ("opensearch+https://h", ("opensearch", True, "h:443", "")),
+    ],
+)
+def test_place_has_its_scheme_without_the_suffix_of_tls_and_its_port(url: str, made: tuple[object, ...]) -> None:
+    found = place(url)
+    assert (found.scheme, found.encrypted, found.authority, found.path) == made
 
 
 def test_words_of_a_template_are_those_of_the_record() -> None:

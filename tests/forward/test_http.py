@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.protocol import Factory, Protocol
 
+from fyrehose import plugins
 from fyrehose.forward.destination import DONE, WORDS, Around, BatchOutcome, Secret, place
 from fyrehose.forward.http import (
     LINE_WORDS,
@@ -262,12 +263,13 @@ def http(status: int, body: bytes = b"", *headers: bytes) -> bytes:
 def sending() -> Iterator[Callable[..., tuple[HttpSender, Server]]]:
     made: list[tuple[HttpSender, Server]] = []
 
-    def make(*answers: bytes | None, cls: Any = BulkTable, session: Any = BulkSession, **keys: Any) -> Any:
+    def make(*answers: bytes | None, scheme: str = "elasticsearch", **keys: Any) -> Any:
         server = Server(*answers)
         port = server.port.getHost().port
-        own = table(cls, f"http://127.0.0.1:{port}/in", **{"gzip": False, **keys})
+        destination = plugins.destination(scheme)
+        own: Any = table(destination.table, f"http://127.0.0.1:{port}/in", **{"gzip": False, **keys})
         endpoint = HostnameEndpoint(reactor, "127.0.0.1", port)
-        made.append((HttpSender(own, Around(reactor, [endpoint], lambda: "e1"), session(own)), server))
+        made.append((destination.sender(own, Around(reactor, [endpoint], lambda: "e1")), server))
         return made[-1]
 
     yield make
@@ -279,7 +281,9 @@ def sending() -> Iterator[Callable[..., tuple[HttpSender, Server]]]:
 @pytest_twisted.ensureDeferred
 async def test_requests_share_a_connection_and_are_confirmed(sending: Any) -> None:
     yes = http(200, b'{"errors":false}')
-    sender, server = sending(yes, yes, gzip=True, authorization=Secret("env:X", "Bearer t"), headers={"x-a": "b"})
+    sender, server = sending(
+        yes, yes, scheme="opensearch", gzip=True, authorization=Secret("env:X", "Bearer t"), headers={"x-a": "b"}
+    )
     assert await sender.send([run_of(b"1")]) == DONE
     assert await sender.send([run_of(b"2")]) == DONE
     assert server.heads[0].startswith("POST /in/_bulk?filter_path=")
@@ -318,9 +322,7 @@ async def test_cut_late_and_wrong_answers_confirm_nothing(answer: bytes | None, 
 async def test_record_that_spoils_a_request_is_found_and_refused(sending: Any) -> None:
     no, yes = http(400, b"bad"), http(204)
     # 1 2 3 4 -> no; 1 2 -> yes; 3 4 -> no; 3 -> no, a dead letter; 4 -> yes
-    sender, server = sending(
-        no, yes, no, no, yes, cls=HttpTable, session=LineSession, line=template("payload")("{payload}")
-    )
+    sender, server = sending(no, yes, no, no, yes, scheme="http", line=template("payload")("{payload}"))
     outcome = await sender.send([run_of(b"1", b"2", b"3", b"4", b"\xff")])
     assert not outcome.again
     refused = {run.first_seq: why for run, why in outcome.refused}
