@@ -57,7 +57,7 @@ def rows(text: str) -> list[dict[str, str]]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             name = sample.name.removeprefix("fyrehose_forward_").removesuffix("_total")
-            if name == sample.name or "subscription" not in sample.labels:
+            if name == sample.name:
                 continue
             row = found.setdefault(sample.labels["subscription"], {"destination": sample.labels["destination"]})
             row[name] = f"{sample.value:,.0f}"

@@ -54,6 +54,7 @@ def test_status_shows_the_metrics_of_a_file(config: Path, tmp_path: Path) -> Non
     metrics.write_text(
         f"# TYPE fyrehose_forward_records counter\nfyrehose_forward_records_total{labels}}} 12\n"
         f'# TYPE fyrehose_forward_up gauge\nfyrehose_forward_up{labels},problem="no route"}} 0\n'
+        '# TYPE other_lag gauge\nother_lag{subscription="s"} 7\n'
     )
     result = CliRunner(env={"COLUMNS": "160"}).invoke(forward, [str(config), "--status"])
     heads, row = result.output.splitlines()
