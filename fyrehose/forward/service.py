@@ -145,16 +145,12 @@ class RunningForward:
         letters = kept.sender(here, Around(self.reactor, endpoints, lambda: tailer.epoch))
         now = self._forwarding = Forwarding(self.reactor, table, tailer, sender, letters, self.counts)
         tailer.subscribe(table.streams, now.take, since(table.since), now.lost, now.restarted, name=table.name)
-        working = Deferred.fromCoroutine(now.run())
-        connecting: Deferred[Any] = tailer.connect()
         try:
-            await connecting
+            await tailer.connect()
             self.error = ""
-            await working
+            await now.run()
         finally:
             self._forwarding = None
-            for each in (working, connecting):
-                each.addErrback(lambda failure: failure.trap(CancelledError, FyrehoseError)).cancel()
             for each in (tailer, sender, letters):
                 await maybeDeferred(each.close)
 

@@ -157,14 +157,6 @@ def test_once_delivers_what_is_there_and_ends(start: Any, forwarding: Any, searc
     assert forwarding("", "--once").wait(PATIENCE) == 0  # nothing is left
 
 
-def test_once_without_a_server_fails(forwarding: Any, tmp_path: Path) -> None:
-    text = (
-        f'[[forward]]\nname = "n"\nfrom = "127.0.0.1:{free_port()}"\nstreams = "s"\nto = "lumberjack://127.0.0.1:1"\n'
-    )
-    assert forwarding(text, "--once").wait(PATIENCE) == 1
-    assert "n: reading: " in tmp_path.joinpath("forward.log").read_text()
-
-
 @pytest.mark.parametrize("destination", ["fyrehose", "elasticsearch", "lumberjack", "relp"])
 def test_killed_forwarder_loses_nothing(destination: str, start: Any, forwarding: Any, search: Any) -> None:
     """Records are published while the forwarder is killed again and again; some destinations store each once."""
