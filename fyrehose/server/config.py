@@ -206,8 +206,8 @@ def parse_option(text: str) -> tuple[str, str, str]:
     :raises ConfigError: *text* has another form
     """
     left, equals, value = text.partition("=")
-    scope, dot, name = left.rpartition(".")
-    if not (scope and dot and name and equals):
+    scope, _, name = left.rpartition(".")
+    if not (scope and name and equals):
         raise ConfigError(
             f"invalid --option {text!r}: expected PROTOCOL.NAME=VALUE, for example figg.max-connections=500"
         )

@@ -103,7 +103,7 @@ def exit_with(status: int) -> None:
 
 def _exit(status: int) -> None:
     logging.shutdown()
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             stream.flush()
     os._exit(status)

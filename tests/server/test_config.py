@@ -164,7 +164,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
             "data_dir = 'x'",
             "line 1: unknown key 'data_dir'; did you mean data-dir?",
         ),
-        ("deep = 1", "expected data-dir, policy, log-format, log-level, [listen], [option.PROTOCOL], [replication], "),
+        ("deep = 1", "log-format, log-level, [listen], [option.PROTOCOL], [replication], [[stream]], [[route]]"),
         ("[stream]\nname = 'a'", "stream is a table; expected tables named [[stream]], with two brackets"),
         ("[route]\nlistener = 'a'", "route is a table; expected tables named [[route]], with two brackets"),
         ("[[route]]\nlistener = 'lumberjack'", "line 1, in [[route]] table 1: stream is missing; expected a name such"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -41,6 +42,7 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import JournalState
 from fyrehose.journal.gate import LocalGate
+from fyrehose.net.turns import LONG_S
 from fyrehose.server import logs, tap
 from fyrehose.server.tap import Options, ServerProcess
 from fyrehose.testing import MemoryJournal
@@ -598,8 +600,14 @@ def test_the_watchdog_runs_while_the_server_serves(ending: Ending, tmp_path: Pat
     finally:
         globalLogPublisher.removeObserver(observe)
     assert [[thread.name for thread in each] for each in watching] == [["watchdog"]], "before it says that it serves"
+    look = gc.callbacks[-1]
+    look("start", {})
+    time.sleep(LONG_S)
+    look("stop", {})
+    assert server.fyrehose.broker.counters.counts["server", "long-turn-garbage"] == 1
     server.stopService()
     assert set(threading.enumerate()) == threads
+    assert look not in gc.callbacks
 
 
 class TestDraining:

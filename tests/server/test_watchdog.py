@@ -38,7 +38,8 @@ class Machine:
 
     def __attrs_post_init__(self) -> None:
         self.dog = Watchdog(self.clock, Stalls(), self, lambda: self.now, write_age=lambda: self.write_age)
-        self.dog.start(Watched(lambda: self.cpu, lambda: self.frame), run=False)
+        for _ in range(2):
+            self.dog.start(Watched(lambda: self.cpu, lambda: self.frame), run=False)
 
     def stalled(self, status: str) -> None:
         self.statuses.append(status)
@@ -152,13 +153,16 @@ def test_a_call_that_lets_no_other_thread_run_counts_as_a_stall(
     assert 28 <= machine.stalls[1] <= 30
 
 
-def test_duration_of_a_stall_is_exact(machine: Machine, logged_errors: Any) -> None:
+@pytest.mark.parametrize(("seconds", "more", "logged"), [(BEAT + LONGEST_TURN, 0.0, 1), (5.0, 0.2, 2)])
+def test_duration_of_a_stall_is_exact(
+    machine: Machine, logged_errors: Any, seconds: float, more: float, logged: int
+) -> None:
     machine.run(3)
-    machine.run(5, reactor=False)
-    machine.now += 0.2
+    machine.run(seconds, reactor=False)
+    machine.now += more
     machine.turn_ends()
-    assert machine.stalls == (1, pytest.approx(5.2 - BEAT))
-    assert len(logged_errors.take()) == 2
+    assert machine.stalls == (1, pytest.approx(seconds + more - BEAT))
+    assert len(logged_errors.take()) == logged
 
 
 def test_frequent_looks_of_the_thread_add_only_the_time_between_them(
