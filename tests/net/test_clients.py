@@ -22,6 +22,7 @@ from fyrehose.net.clients import (
     ConnectionFailed,
     ConnectionOptions,
     ServerSilent,
+    ServerUnavailable,
     TCPClient,
     TlsFailed,
     Watchers,
@@ -202,6 +203,17 @@ def test_connections_that_last_are_replaced_at_once_and_short_ones_after_growing
             assert not server.attempts, f"it comes back too soon after {failures} failures"
         server.clock.advance(0.25 if failures else 0)
         assert server.attempts, f"it does not come back {failures} s after {failures} failures"
+
+
+def test_client_waits_as_long_as_the_server_asks() -> None:
+    server = Server()
+    server.accept()
+    server.closes(ServerUnavailable("busy", 30.0))
+    assert server.client.problem == "busy"
+    server.clock.advance(29.9)
+    assert not server.attempts
+    server.clock.advance(0.1)
+    assert server.attempts
 
 
 def test_a_round_through_all_servers_counts_as_one_failure() -> None:

@@ -163,6 +163,14 @@ def test_refused_connections_do_not_count_against_the_limits() -> None:
     assert server.count("made-room") == 0
 
 
+def test_full_listener_uses_no_more_descriptors_than_are_set_aside() -> None:
+    server = make(max_connections=2)
+    for number in range(descriptors_for(2)):
+        server.connect(f"10.0.0.{number}")
+    assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.1.0", 1)) is None
+    assert server.count("too-many-connections") == 1
+
+
 def test_shares_of_connections_of_all_listeners_fit_the_available_descriptors() -> None:
     for available in (100, 936, 960, 19_936, 100_000):
         for listeners in range(1, 8):

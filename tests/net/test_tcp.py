@@ -6,7 +6,7 @@ a frame of N bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import pytest
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL.crypto import X509
 from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
 from twisted.internet.task import Clock
 from twisted.logger import Logger
@@ -24,7 +25,7 @@ from zope.interface.verify import verifyObject
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Broken, RemoteProtocolError
+from fyrehose.errors import Broken, Closed, RemoteProtocolError
 from fyrehose.identity import Identity
 from fyrehose.interfaces import ISink, JournalState
 from fyrehose.net.connections import SessionFactory
@@ -34,7 +35,7 @@ from fyrehose.net.incoming import Reading
 from fyrehose.net.inflight import InFlight
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
-from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, SessionProtocol, TCPSettings, on
+from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, MOST_UNREAD, ClosesIdle, SessionProtocol, TCPSettings, on
 from fyrehose.records import Delivery, Publish, Run
 from fyrehose.sessions import ByteSession
 from fyrehose.testing import MemoryJournal, Transport
@@ -432,6 +433,79 @@ class TestBudget:
         assert slow_transport.disconnecting
 
 
+class OtherBroker:
+    """A broker of another package, whose publishes are stored and end as the test says.
+
+    :ivar done: the end of the last publish
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.broker, name)
+
+    def identified(self, identity: Identity) -> OtherBroker:
+        return self
+
+    def publish(self, *args: Any) -> Deferred[Any]:
+        self.broker.publish(*args)
+        self.done: Deferred[Any] = Deferred()
+        return self.done
+
+
+#: What ends a connection at once, and the line in the log that says so.
+ABORTS: dict[str, tuple[Callable[[Server, Toy], object], str]] = {
+    "an unread answer": (
+        lambda server, protocol: protocol.abort_unread(),
+        "toy: answers-unread from 10.0.0.1: 0 bytes, and others need the memory",
+    ),
+    "a peer that does not read": (
+        lambda server, protocol: [protocol.pauseProducing(), server.clock.advance(31)],
+        "toy: stalled-peer from 10.0.0.1",
+    ),
+    "a stuck journal": (
+        lambda server, protocol: server.broker.stuck("full"),
+        "toy: OutcomeUnknown from 10.0.0.1: full",
+    ),
+    "a publish of another broker that fails": (
+        lambda server, protocol: server.factory.broker.done.errback(Closed("gone")),  # type: ignore[attr-defined]
+        "toy: OutcomeUnknown from 10.0.0.1: gone",
+    ),
+    "a bug of another broker": (
+        lambda server, protocol: server.factory.broker.done.errback(ValueError("bug")),  # type: ignore[attr-defined]
+        "toy: serving 10.0.0.1 failed, and its connection is closed; please report this bug",
+    ),
+    "a damaged record": (
+        lambda server, protocol: protocol.record_lost(OSError("damaged")),
+        "toy: closing the connection of 10.0.0.1 within a record: damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", ABORTS)
+def test_connection_is_aborted_once_with_a_line_in_the_log_and_takes_nothing_more(
+    cause: str, log_lines: list[str], logged_errors: Any
+) -> None:
+    server = make(auto=False, timeout=30.0)
+    if "another broker" in cause:
+        server.factory.broker = OtherBroker(server.broker)  # type: ignore[assignment]
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"before\n")
+    end, line = ABORTS[cause]
+    end(server, protocol)
+    assert transport.aborted
+    assert line in log_lines
+    assert bool(logged_errors.take()) is ("report this bug" in line)
+    transport.aborted = False
+    protocol.dataReceived(b"after\n")
+    protocol.abort()
+    server.journal.commit()
+    assert not transport.aborted
+    assert (transport.value(), server.journal.bounds("s")) == (b"", (1, 1)), "it is stored nevertheless"
+    assert server.broker.budget.used == 0
+
+
 class TestClosing:
     def test_who_publishes_while_the_disk_is_full_is_closed_after_a_while(self) -> None:
         server = make()
@@ -459,13 +533,9 @@ class TestClosing:
         server = make(auto=False)
         waiting, silent = server.connect(), server.connect()
         waiting[0].dataReceived(b"accepted\n")
-        server.journal.enter(JournalState.READ_ONLY, "full")
         server.broker.stuck("full")
         assert [transport.aborted for _, transport in (waiting, silent)] == [True, False]
-        assert (waiting[1].value(), server.count("OutcomeUnknown")) == (b"", 1)
-        server.journal.enter(JournalState.WRITABLE, "room")
-        assert list(server.journal.ends().values()) == [1], "it is stored nevertheless"
-        assert server.broker.budget.used == 0
+        assert server.count("OutcomeUnknown") == 1
 
     def test_an_unexpected_error_is_logged_and_nothing_is_acknowledged(self, logged_errors: Any) -> None:
         server = make(auto=False)
@@ -750,6 +820,34 @@ class TestPolicy:
         server.broker.guard.change(self.rules(token=f"sha256:{'0' * 64}", publish="s"))
         _, transport = server.connect()
         assert not transport.disconnecting
+
+
+@attrs.frozen
+class LazySettings(TCPSettings):
+    idle_timeout = 60.0
+
+
+class Lazy(ClosesIdle, Toy):
+    waiting = False
+
+
+def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothing() -> None:
+    server = make()
+    server.factory.protocol, server.factory.settings = Lazy, LazySettings(refusal_delay=0.0)
+    connected: Any = server.connect()
+    protocol, transport = connected
+    protocol.dataReceived(b"first\n")
+    server.clock.advance(40.0)
+    protocol.active_at = server.clock.seconds()
+    server.clock.pump([20.0, 39.0])
+    assert not transport.disconnecting
+    protocol.waiting = True
+    server.clock.pump([1.0, 60.0])
+    protocol.waiting = False
+    server.clock.advance(59.0)
+    assert not transport.disconnecting
+    server.clock.advance(1.0)
+    assert (transport.disconnecting, server.count("idle")) == (True, 1)
 
 
 class TestSilence:

@@ -388,19 +388,22 @@ def test_a_refused_connection_gets_no_handshake(authority: Authority) -> None:
 
 
 def test_contradicting_options_are_refused(authority: Authority) -> None:
-    for wrong in (
-        TLSSettings(tls_key="key"),
-        TLSSettings(tls_client_auth="required", tls_authorities="x"),
-        options(authority, tls_client_auth="required"),
-        options(authority, tls_authorities=authority.certificate),
-        options(authority, tls_certificate="nowhere.pem"),
-        options(authority, tls_key=authority.issue("other").key),
-        options(authority, tls_certificate=__file__),
-        options(authority, tls_key=authority.certificate),
-        options(authority, tls_client_auth="required", tls_authorities=__file__),
+    together = "tls-authorities and tls-client-auth=optional or required can only be set together"
+    for wrong, said in (
+        (TLSSettings(tls_key="key"), "TLS requires toy.tls-certificate"),
+        (TLSSettings(tls_client_auth="required", tls_authorities="x"), "TLS requires toy.tls-certificate"),
+        (TLSSettings(tls_certificate=str(authority.certificate)), "; add the key to it, or set toy.tls-key"),
+        (options(authority, tls_client_auth="required"), together),
+        (options(authority, tls_authorities=authority.certificate), together),
+        (options(authority, tls_certificate="nowhere.pem"), "cannot read toy.tls-certificate nowhere.pem: No such"),
+        (options(authority, tls_key=authority.issue("other").key), "its key is not that of the certificate in "),
+        (options(authority, tls_certificate=__file__), "test_tls.py: it has no complete certificate in PEM form"),
+        (options(authority, tls_key=authority.certificate), "authority.pem: it has no complete private key in PEM fo"),
+        (options(authority, tls_client_auth="required", tls_authorities=__file__), "cannot use toy.tls-authorities"),
     ):
-        with pytest.raises(ConfigError, match="toy"):
+        with pytest.raises(ConfigError, match="toy") as raised:
             wrong.tls("toy")
+        assert said in str(raised.value)
 
 
 def test_tls_options_are_converted_from_text() -> None:
