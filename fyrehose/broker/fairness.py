@@ -42,6 +42,7 @@ Use::
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
@@ -94,6 +95,11 @@ class FairShare(Generic[M]):
 
     def __contains__(self, member: M) -> bool:
         return member in self._holder_of
+
+    @property
+    def holders(self) -> Collection[str]:
+        """Return those who hold anything."""
+        return self._holders.keys()
 
     def of(self, holder: str) -> OrderedDict[M, int]:
         """Return the members of *holder* with their sizes, the oldest first; the owner may only reorder them."""

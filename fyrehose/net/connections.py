@@ -24,6 +24,7 @@ from fyrehose.interfaces import IBroker
 from fyrehose.net.holding import DelayedConnection, HeldConnection, Holding, RefusedConnection
 from fyrehose.net.newcomers import Newcomers
 from fyrehose.net.peers import PROOFS, host_of, identity_at
+from fyrehose.net.read_shares import READS, ReadShares
 from fyrehose.net.sockets import READ
 from fyrehose.net.tcp import SessionProtocol, TCPSettings
 
@@ -31,11 +32,6 @@ from fyrehose.net.tcp import SessionProtocol, TCPSettings
 LOOKS = 200
 #: How many refused connections one listener keeps open for a while, see holding.py.
 MOST_HELD = 1_000
-#: Bytes that all connections of a listener together read at once.  Each connection reads a share of this, and may
-#: exceed its memory limit by that share.
-READS = 32 << 20
-#: A connection reads at least this many bytes at once, however many connections there are.
-LEAST_READ = 16 << 10
 #: How many connections of a full listener may be closing to make room, or wait to be served.
 CLOSING = 16
 #: Counters of every listener of TCP, and the causes for which it refuses connections.
@@ -83,9 +79,8 @@ class SessionFactory(Factory):
     :cvar proofs: the kinds of proof that a peer may send after it was accepted, such as a token; None: the protocol
         authenticates its peers itself, so the access policy does not apply when connections are accepted
     :cvar events: the names of the protocol's own counters; :cvar refusals: the causes for which it refuses and drops
-    :cvar largest_read: the largest value of ``buffer_size``
+    :cvar largest_read: bytes that a connection reads at once, however few there are
     :cvar fixed_options: names of the settings that :meth:`configure` cannot change
-    :ivar buffer_size: bytes that each connection reads at once; fewer, the more connections there are
     :param reactor: a reactor or a Clock; None: the global reactor
     """
 
@@ -115,9 +110,7 @@ class SessionFactory(Factory):
         self._by_network: FairShare[SessionProtocol] = FairShare()
         if broker.turns.clock is None:
             broker.turns.clock = reactor
-        self._reads: int = min(READS, broker.budget.limit // 8)
-        self._counted = 1  #: number of connections when ``buffer_size`` was last computed
-        self.buffer_size = self._read_size()
+        self.reads = ReadShares(min(READS, broker.budget.limit // 8), self.largest_read, self._by_network)
         self._drained: Deferred[None] | None = None
         broker.when_stuck(self.let_go)
 
@@ -174,7 +167,7 @@ class SessionFactory(Factory):
         self.latest = protocol
         self._by_network.add(protocol, network)
         self.broker.counters.gauge(self.protocol_name, "connections", 1)
-        self._share_reads()
+        self.reads.count(network)
         return protocol
 
     def mark_active(self, protocol: SessionProtocol) -> None:
@@ -290,18 +283,4 @@ class SessionFactory(Factory):
         del self.connections[protocol]
         self._by_network.discard(protocol)
         self.broker.counters.gauge(self.protocol_name, "connections", -1)
-        self._share_reads()
-
-    def _read_size(self) -> int:
-        return max(LEAST_READ, min(self.largest_read, self._reads // self._counted))
-
-    def _share_reads(self) -> None:
-        """Set how much each connection reads at once, if the number of connections has changed by an eighth."""
-        count = len(self.connections)
-        if 8 * abs(count - self._counted) < self._counted:
-            return
-        self._counted = max(1, count)
-        before, self.buffer_size = self.buffer_size, self._read_size()
-        for connection in self.connections if self.buffer_size != before else ():
-            if connection.transport is not None:
-                connection.transport.bufferSize = self.buffer_size
+        self.reads.count(protocol.network)

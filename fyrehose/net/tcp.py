@@ -208,7 +208,7 @@ class SessionProtocol(TwistedProtocol):
             transport.setTcpNoDelay(True)
             # A peer that is alive and does not read is closed earlier, see pauseProducing, which says why in the log.
             notice_dead_peer(transport, 4 / 3 * self.settings.timeout)
-        transport.bufferSize = self.factory.buffer_size
+        transport.bufferSize = self.factory.reads.of(self.network)
         self.reading = Reading(self._stop_reading, self._read_again)
         self.account = self.incomplete.account = self.broker.budget.account(self.reading, self.network, self.incomplete)
         self.waiting_input = WaitingInput(self, self.broker.turns)

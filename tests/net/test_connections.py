@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from twisted.internet.address import IPv4Address
 
-from fyrehose.net.connections import LEAST_READ, READS, connections_within, descriptors_for
+from fyrehose.net.connections import connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.sockets import READ
 
@@ -20,21 +20,12 @@ toys = import_module("test_tcp")  # the same server of the same toy protocol
 make, Transport = toys.make, toys.Transport
 
 
-def test_all_connections_together_read_a_bounded_number_of_bytes_at_once() -> None:
-    server = make(max_per_host=1_000)
-    first, transport = server.connect()
+def test_a_host_with_thousands_of_connections_leaves_others_the_whole_size_of_a_read() -> None:
+    server = make(max_per_host=3_000)
+    for port in range(5_000, 8_000):
+        server.connect("10.0.0.2", port)
+    _, transport = server.connect("10.0.0.1")
     assert transport.bufferSize == READ
-    peers = [server.connect(port=6000 + n) for n in range(READS // READ - 1)]
-    assert transport.bufferSize == READ, "there is enough for so many"
-    peers += [server.connect(port=8000 + n) for n in range(500)]
-    sizes = {each.bufferSize for _, each in [(first, transport), *peers]}
-    assert len(sizes) == 1, "all of them alike"
-    assert READS * 7 // 8 <= sizes.pop() * (len(peers) + 1) <= READS * 9 // 8
-    for protocol, _ in peers:
-        server.lose(protocol)
-    assert transport.bufferSize == READ
-    server.factory._counted = 10_000
-    assert server.factory._read_size() == LEAST_READ
 
 
 def fill(server: Any, *hosts: str) -> list[tuple[Any, Any]]:
