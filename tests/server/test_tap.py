@@ -604,7 +604,7 @@ def test_the_watchdog_runs_while_the_server_serves(ending: Ending, tmp_path: Pat
     look("start", {})
     time.sleep(LONG_S)
     look("stop", {})
-    assert server.fyrehose.broker.counters.counts["server", "long-turn-garbage"] == 1
+    assert server.fyrehose.broker.counters.counts["server", "long-turn-garbage"]
     server.stopService()
     assert set(threading.enumerate()) == threads
     assert look not in gc.callbacks
