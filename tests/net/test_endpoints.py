@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint
 from twisted.internet.testing import MemoryReactorClock
@@ -104,12 +105,14 @@ def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(mo
 
 
 def test_a_listener_on_a_socket_of_systemd_can_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, adopted = make(), list[int]()
+    server, adopted, closed = make(), list[int](), list[Any]()
 
     class Reactor(MemoryReactorClock):
         def adoptStreamPort(self, descriptor: int, *of: Any) -> Any:
             adopted.append(os.fstat(descriptor).st_ino)
-            return self.listenTCP(0, of[1])
+            port = self.listenTCP(0, of[1])
+            port.stopListening = lambda: closed.append(port)
+            return port
 
     with socket.create_server(("127.0.0.1", 0)) as passed:
         reactor = Reactor()
@@ -121,4 +124,12 @@ def test_a_listener_on_a_socket_of_systemd_can_be_opened_again(monkeypatch: pyte
             service = TCPService(reactor, "toy", "systemd:domain=INET:name=toy", server.factory)
             service.startService()
             service.stopService()
+            assert len(closed) == len(adopted)
         assert adopted == [os.fstat(passed.fileno()).st_ino] * 2
+
+
+def test_options_that_need_a_restart_are_those_that_differ() -> None:
+    server = make()
+    server.factory.fixed_options = ("timeout", "max_per_host")
+    service = TCPService(server.clock, "toy", "tcp:0", server.factory)
+    assert service.fixed(attrs.evolve(server.factory.settings, timeout=1.0, max_connections=7)) == ["timeout"]

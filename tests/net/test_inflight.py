@@ -347,6 +347,17 @@ def test_a_frame_that_outgrows_its_slot_waits_for_a_larger_one() -> None:
     assert second.reading
 
 
+def test_a_connection_beyond_its_limit_is_not_read_before_half_is_free_whatever_it_publishes_meanwhile() -> None:
+    peer = Peer(InFlight(limit=64 * MIB, each=MIB))
+    peer.account.hold(MIB * 3 // 4)
+    peer.account.hold(MIB // 2)
+    peer.account.release(MIB // 2)
+    peer.account.hold(1)
+    assert not peer.reading
+    peer.account.release(MIB * 3 // 4)
+    assert peer.reading
+
+
 def test_defaults_are_those_of_the_documentation() -> None:
     budget = InFlight()
     assert (budget.limit, budget.each) == (512 * MIB, 8 * MIB)

@@ -210,7 +210,7 @@ def test_a_violation_closes_only_the_connection_of_its_sender() -> None:
 
 
 class TestLimits:
-    def test_connections_beyond_the_limit_are_refused(self) -> None:
+    def test_connections_beyond_the_limit_are_refused(self, log_lines: list[str]) -> None:
         server = make(auto=False, max_connections=2)
         first, _ = server.connect("10.0.0.1")
         second, _ = server.connect("10.0.0.2")
@@ -219,6 +219,7 @@ class TestLimits:
         assert TCPService(server.clock, "toy", "tcp:0", server.factory).connections == 2
         assert server.factory.buildProtocol(IPv4Address("TCP", "10.0.0.3", 1)) is None
         assert server.count("too-many-connections") == 1
+        assert log_lines[-1].startswith("toy: too-many-connections from 10.0.0.3: all 2 connections are busy; to allow")
         server.lose(first)
         server.connect("10.0.0.3")
 
@@ -848,6 +849,16 @@ def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothi
     assert not transport.disconnecting
     server.clock.advance(1.0)
     assert (transport.disconnecting, server.count("idle")) == (True, 1)
+
+
+def test_connection_that_closes_already_is_not_idle() -> None:
+    server = make(auto=False)
+    server.factory.protocol, server.factory.settings = Lazy, LazySettings(refusal_delay=0.0)
+    protocol, _ = server.connect()
+    protocol.dataReceived(b"under way\n")
+    protocol.stop()
+    server.clock.advance(61.0)
+    assert server.count("idle") == 0
 
 
 class TestSilence:

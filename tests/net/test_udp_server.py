@@ -88,5 +88,6 @@ def test_closed_port_is_not_waited_for() -> None:
     world.receive(b"diary:one")
     ended = world.drain()
     world.port.doStop()
+    World().port.doStop()  # and without drain(), as after an error
     assert ended == [None]
     assert world.clock.getDelayedCalls() == []
