@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from zope.interface import implementer
 
@@ -50,8 +51,8 @@ class AnyServer:
             self._next = (self._next + 1) % len(self._endpoints)
             try:
                 return await endpoint.connect(factory)
-            except CancelledError:
-                raise
+            except (CancelledError, ConnectingCancelledError):  # Twisted's endpoints fail with the latter
+                raise CancelledError from None
             except Exception as error:
                 failed = error
         raise failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.error import ConnectingCancelledError
 from twisted.internet.protocol import Factory
 
 from fyrehose.net.several import AnyServer, follow_leader, servers_of
@@ -22,7 +23,7 @@ class FakeEndpoint:
     def connect(self, factory: Factory) -> Deferred[str]:
         self.tried.append(self.name)
         if self.waits:
-            return Deferred()
+            return Deferred(lambda cancelled: cancelled.errback(ConnectingCancelledError(None)))  # as Twisted's do
         return succeed(self.name) if self.up else fail(ConnectionRefusedError(self.name))
 
 
