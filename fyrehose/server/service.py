@@ -111,11 +111,11 @@ class Fyrehose(MultiService):
         return started if self.parent is None else started.addErrback(_failed_to_start)
 
     def stopService(self) -> Deferred[None]:
-        """Stop all children at once, then close the journal.  A start in progress finishes first.
+        """Stop all children at once, then close the journal.  A start in progress, or its failure, finishes first.
 
         A copy of another server's journal that is under way is stopped at once, and so is the start.
         """
-        if not self.running:
+        if not self.running and self._settled is None:
             return succeed(None)
         Service.stopService(self)
         return Deferred.fromCoroutine(self._stop())
@@ -135,7 +135,7 @@ class Fyrehose(MultiService):
         finally:
             self.running = running
 
-    async def open(self, service: Any, only_leading: bool = False) -> None:
+    async def open(self, service: Any, only_leading: bool) -> None:
         """Add a child while the server runs, and start it.
 
         :param only_leading: see :meth:`add_for_leader`

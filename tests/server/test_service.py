@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,13 +19,12 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, formatEvent
 from zope.interface import implementer
 
-from fyrehose.errors import Closed, ConfigError, FyrehoseError, JournalFailed, JournalLocked
+from fyrehose.errors import Closed, FyrehoseError, JournalFailed, JournalLocked
 from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.net import TCPService
 from fyrehose.protocols.figg import FiggFactory
 from fyrehose.records import Run
 from fyrehose.server.service import Fyrehose
-from fyrehose.standing import Standing
 from fyrehose.testing import MemoryJournal
 
 Told = list[str]
@@ -44,7 +46,8 @@ class SlowJournal(MemoryJournal):
         return self.opening.addCallback(lambda _: MemoryJournal.open(self, observer))
 
     def cancel_open(self) -> None:
-        self.told.append("journal is not to open")
+        if not self.opening.called:
+            self.told.append("journal is not to open")
 
     def expect_close(self) -> None:
         self.expected.append(list(self.told))
@@ -75,7 +78,7 @@ class Child(Service):
 class Server:
     """A server whose journal and children start and stop when the test says so, and the calls that they got."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, only: Sequence[str] = ()) -> None:
         self.told: Told = []
         self.failures: list[Exception] = []
         self.journal = SlowJournal(self.told)
@@ -84,7 +87,7 @@ class Server:
         )
         self.children = [Child(name, self.told) for name in names]
         for child in self.children:
-            child.setServiceParent(self.service)
+            self.service.add_for_leader(child) if child.name in only else child.setServiceParent(self.service)
 
     def since(self) -> Told:
         """Return the events since the last call."""
@@ -105,43 +108,144 @@ def server() -> Server:
     return Server("a", "b")
 
 
-def test_children_start_one_after_the_other_when_the_journal_is_open(server: Server) -> None:
-    a, b = server.children
-    started = server.service.startService()
-    assert server.since() == ["journal opens"]
-    server.journal.opening.callback(None)
-    assert server.since() == ["open", "a starts"]
-    a.starting.callback(None)
-    assert server.since() == ["b starts"]
-    assert not started.called
-    b.starting.callback(None)
-    assert started.called
+def results(opened: Deferred[None]) -> list[Any]:
+    """Return a list that gets the result of *opened*, or its exception, when it fires."""
+    result: list[Any] = []
+    opened.addCallbacks(result.append, lambda failure: result.append(failure.value))
+    return result
 
 
-def test_the_journal_closes_when_all_children_have_stopped(server: Server) -> None:
-    server.start()
-    server.since()
-    stopped = server.service.stopService()
-    assert server.journal.expected == [[]], "children wait for what the journal has to settle"
-    assert server.since() == ["a stops", "b stops"]
-    server.children[1].stopping.callback(None)
-    assert server.since() == []
-    server.children[0].stopping.callback(None)
-    assert server.since() == ["journal closes"]
-    assert not stopped.called
-    server.journal.closing.callback(None)
-    assert stopped.called
-    assert server.service.stopService().called, "stopping what has stopped is no work"
-    assert server.since() == []
+class Model:
+    """The calls that a server is to make, in plain steps: *only* are the children that only a leader starts."""
+
+    def __init__(self, names: Told, only: Told, leads: bool) -> None:
+        self.names, self.only, self.leads = names, only, leads
+        self.told, self.expected = ["journal opens"], []
+        self.running, self.starting, self.open, self.over = True, True, False, False
+        self.busy: str | None = "journal"  #: what is opening or starting
+        self.started: Told = []
+        self.stopping: set[str] = set()
+        self.failures, self.refused = 0, False
+
+    def opened(self, succeeds: bool) -> None:
+        self.open = succeeds
+        self.told += ["open"] * succeeds
+        self.go_on() if succeeds else self.end()
+
+    def child_started(self, name: str, succeeds: bool) -> None:
+        if succeeds:
+            self.started.append(name)
+            return self.go_on()
+        if self.starting:
+            return self.end()
+        self.busy, self.failures = None, self.failures + 1
+        return None if self.running else self.end()
+
+    def go_on(self) -> None:
+        left = [name for name in self.names if name not in self.started and (self.leads or name not in self.only)]
+        self.busy = left[0] if left and self.running else None
+        if self.busy:
+            self.told.append(f"{self.busy} starts")
+        else:
+            self.running or self.end()
+            self.starting = False
+
+    def lead(self, succeeds: bool) -> None:
+        self.leads = True
+        if self.running and not self.busy:
+            self.go_on()
+
+    def stop(self, succeeds: bool) -> None:
+        self.told += ["journal is not to open"] * (self.busy == "journal")
+        running, self.running = self.running, False
+        if running and not self.busy:
+            self.end()
+
+    def end(self) -> None:
+        self.running, self.busy, self.stopping = False, None, set(self.started)
+        self.refused |= self.starting
+        if self.open:
+            self.expected.append(list(self.told))
+        self.told += [f"{name} stops" for name in self.started]
+        self.close()
+
+    def child_stopped(self, name: str, succeeds: bool) -> None:
+        self.stopping.remove(name)
+        self.close()
+
+    def close(self) -> None:
+        if self.open and not self.stopping:
+            self.told.append("journal closes")
+        elif not self.stopping:
+            self.closed(True)
+
+    def closed(self, succeeds: bool) -> None:
+        self.over, self.starting = True, False
 
 
-def test_a_journal_that_does_not_open_starts_nothing(server: Server) -> None:
-    failures: list[Any] = []
-    server.service.startService().addErrback(failures.append)
-    server.journal.opening.errback(JournalLocked("in use"))
-    assert failures[0].check(JournalLocked)
-    assert server.since() == ["journal opens"]
-    assert not server.service.running
+Events = dict[str, tuple[Deferred[Any] | None, Callable[[bool], object]]]
+
+
+def possible(server: Server, model: Model, stopped: bool) -> Events:
+    """Return the events that may come next: what they fire, and the step of the model."""
+    journal, events = server.journal, Events()
+    if not journal.opening.called:
+        events["journal"] = (journal.opening, model.opened)
+    for child in server.children:
+        for what, firing, step in (
+            ("starts", child.starting, model.child_started),
+            ("stops", child.stopping, model.child_stopped),
+        ):
+            if f"{child.name} {what}" in server.told and not firing.called:
+                events[f"{child.name} {what}"] = (firing, partial(step, child.name))
+    if not stopped:
+        events["stop"] = (None, model.stop)
+    if "journal closes" in server.told and not journal.closing.called:
+        events["close"] = (journal.closing, model.closed)
+    if "journal closes" not in server.told and model.open and not model.leads:
+        events["lead"] = (None, model.lead)
+    return events
+
+
+def run_in_random_order(dice: Random, seen: set[tuple[str, bool]]) -> None:
+    """Start and stop a server while its parts answer in a random order, and compare it with the model."""
+    names = list("abc"[: dice.randrange(4)])
+    only = [name for name in names if dice.random() < 0.3]
+    server, failure = Server(*names, only=only), None
+    model = Model(names, only, leads=dice.random() < 0.5)
+    if not model.leads:
+        server.journal.follow("10.0.0.1:8117")
+    opened, started, stopped = results(server.service.when_open()), results(server.service.startService()), None
+    while events := possible(server, model, stopped is not None):
+        name = dice.choice(sorted(events))
+        firing, step = events[name]
+        succeeds = dice.random() < 0.85 or name in ("close", "stop", "lead")
+        error = FyrehoseError("no") if model.running or name != "journal" else Closed("the server was stopped")
+        if not succeeds and model.starting and not name.endswith("stops"):
+            failure = error
+        step(succeeds)
+        if firing is not None:
+            firing.callback(None) if succeeds else firing.errback(error)
+        elif name == "stop":
+            stopped = results(server.service.stopService())
+        else:
+            server.journal.enter(JournalState.WRITABLE, "this server leads")
+        seen.add((name.split()[-1], succeeds))
+        assert (server.told, server.journal.expected) == (model.told, model.expected), "the parts are called in order"
+        assert (bool(opened), bool(started)) == (not model.starting, not model.starting)
+        assert not opened or opened[0] is failure or (model.refused and isinstance(opened[0], Closed))
+        assert started in ([], [None if isinstance(failure, Closed) else failure])
+        assert bool(stopped) == (model.over and stopped is not None), "it has stopped when the journal is closed"
+        assert len(server.failures) == model.failures
+
+
+def test_parts_start_and_stop_as_in_a_model_whatever_the_order_of_events(logged_errors: Any) -> None:
+    seen: set[tuple[str, bool]] = set()
+    for seed in range(500):
+        run_in_random_order(Random(seed), seen)
+        logged_errors.take()
+    events = ("journal", "starts", "stops", "stop", "lead", "close")
+    assert seen == {*((event, True) for event in events), *((event, False) for event in events[:3])}
 
 
 #: What the user may do where a port below 1024 is forbidden.
@@ -151,21 +255,6 @@ FORBIDDEN = "; use a port from 1024 on, or give the server CAP_NET_BIND_SERVICE 
 def taken(port: int) -> str:
     """Return what the user may do about a port that another program has."""
     return f"; use another port, or stop the program that `ss -lnp 'sport = :{port}'` shows"
-
-
-def test_a_child_that_does_not_start_stops_those_before_it(server: Server) -> None:
-    a, b = server.children
-    failures: list[Any] = []
-    server.service.startService().addErrback(failures.append)
-    server.journal.opening.callback(None)
-    a.starting.callback(None)
-    b.starting.errback(CannotListenError("127.0.0.1", 8119, OSError(98, "Address already in use")))
-    assert server.since() == ["journal opens", "open", "a starts", "b starts", "a stops"]
-    a.stopping.callback(None)
-    assert not failures
-    server.journal.closing.callback(None)
-    assert failures[0].check(FyrehoseError)
-    assert str(failures[0].value) == f"b cannot listen: 127.0.0.1 port 8119: Address already in use{taken(8119)}"
 
 
 @pytest.mark.parametrize(
@@ -195,52 +284,6 @@ def test_the_error_of_a_child_that_cannot_listen_is_one_line(error: Exception, s
     server.service.startService().addErrback(failures.append)
     assert failures[0].value.exit_status == (2 if isinstance(error, OverflowError) else 1)
     assert str(failures[0].value) == f"a cannot listen: {said}"
-
-
-def test_a_stop_while_the_journal_opens_waits_and_closes_it(server: Server) -> None:
-    started = server.service.startService()
-    stopped = server.service.stopService()
-    assert not stopped.called
-    server.journal.opening.callback(None)
-    assert server.since() == ["journal opens", "journal is not to open", "open", "journal closes"]
-    server.journal.closing.callback(None)
-    assert started.called
-    assert stopped.called
-
-
-def test_stopping_before_the_journal_is_recovered_is_no_failure(server: Server) -> None:
-    started = server.service.startService()
-    opened = results(server.service.when_open())
-    stopped = server.service.stopService()
-    server.journal.opening.errback(Closed("the server was stopped while it started"))
-    assert server.since() == ["journal opens", "journal is not to open"]
-    assert started.result is None
-    assert stopped.result is None
-    assert isinstance(opened[0], Closed)
-
-
-def test_a_stop_while_a_child_starts_waits_and_stops_it(server: Server) -> None:
-    server.service.startService()
-    server.journal.opening.callback(None)
-    stopped = server.service.stopService()
-    server.since()
-    server.children[0].starting.callback(None)
-    assert server.since() == ["a stops"]
-    server.children[0].stopping.callback(None)
-    server.journal.closing.callback(None)
-    assert stopped.called
-
-
-def test_a_child_that_fails_to_stop_does_not_block_the_others(server: Server, logged_errors: Any) -> None:
-    server.start()
-    server.since()
-    stopped = server.service.stopService()
-    server.children[0].stopping.errback(RuntimeError("no"))
-    server.children[1].stopping.callback(None)
-    server.journal.closing.callback(None)
-    assert stopped.called
-    assert server.since()[-1] == "journal closes"
-    assert len(logged_errors.take()) == 1
 
 
 def test_a_child_added_later_starts_at_once_and_stops_with_the_others() -> None:
@@ -353,17 +396,6 @@ def test_the_log_says_that_a_child_without_a_port_has_started(log_lines: list[st
     assert log_lines == ["other has started"]
 
 
-def test_a_failed_start_leaves_no_unhandled_failure() -> None:
-    server = Server("a")
-    server.children[0].starting = fail(ConfigError("no"))
-    server.journal.opening.callback(None)
-    server.journal.closing.callback(None)
-    failures: list[Any] = []
-    server.service.startService().addErrback(failures.append)
-    assert failures[0].check(ConfigError)
-    assert server.service.stopService().called
-
-
 @pytest.mark.parametrize("parent_first", [True, False], ids=["parent starts it", "added to a running parent"])
 def test_failed_start_below_a_parent_is_logged_once_and_fails_when_open(
     server: Server, logged_errors: Any, parent_first: bool
@@ -410,26 +442,6 @@ def test_listener_that_cannot_listen_is_logged_by_its_protocol_and_endpoint(logg
     assert formatEvent(event) == f"cannot start: {where}: Address already in use{taken(8119)}"
 
 
-def results(opened: Deferred[None]) -> list[Any]:
-    """Return a list that gets the result of *opened*, or its exception, when it fires."""
-    result: list[Any] = []
-    opened.addCallbacks(result.append, lambda failure: result.append(failure.value))
-    return result
-
-
-def test_when_open_fires_once_every_listener_accepts(server: Server) -> None:
-    a, b = server.children
-    before = results(server.service.when_open())
-    server.service.startService()
-    during = results(server.service.when_open())
-    server.journal.opening.callback(None)
-    a.starting.callback(None)
-    assert (before, during) == ([], [])
-    b.starting.callback(None)
-    assert (before, during) == ([None], [None])
-    assert results(server.service.when_open()) == [None]
-
-
 def test_when_open_fails_with_the_reason_until_the_next_start(server: Server) -> None:
     before = results(server.service.when_open())
     server.service.startService().addErrback(lambda failure: None)
@@ -444,68 +456,3 @@ def test_when_open_fails_with_the_reason_until_the_next_start(server: Server) ->
     for child in server.children:
         child.starting.callback(None)
     assert again == [None]
-
-
-def test_when_open_fails_if_the_server_stops_while_it_starts(server: Server) -> None:
-    opened = results(server.service.when_open())
-    server.service.startService()
-    server.service.stopService()
-    assert opened == []
-    server.journal.opening.callback(None)
-    (reason,) = opened
-    assert isinstance(reason, Closed)
-
-
-def following(server: Server) -> Child:
-    """Make *server* a follower of a cluster; return a child of it that only a leader starts."""
-    server.journal.follow("10.0.0.1:8117")
-    child = Child("c", server.told)
-    server.service.add_for_leader(child)
-    return child
-
-
-def test_follower_starts_listeners_of_publishers_when_it_leads(server: Server, log_lines: list[str]) -> None:
-    child = following(server)
-    started = server.start()
-    assert started.called
-    assert server.since() == ["journal opens", "open", "a starts", "b starts"]
-    assert "c stays closed until this server leads" in log_lines[-1]
-    server.journal.enter(JournalState.WRITABLE, "this server leads")
-    assert server.since() == ["c starts"]
-    stopped = server.service.stopService()
-    assert server.since() == [], "the stop waits for the start in progress"
-    child.starting.callback(None)
-    assert server.since() == ["a stops", "b stops", "c stops"]
-    for each in (*server.children, child):
-        each.stopping.callback(None)
-    server.journal.closing.callback(None)
-    assert stopped.called
-
-
-def test_follower_that_stops_does_not_stop_what_was_never_started(server: Server) -> None:
-    following(server)
-    server.start()
-    server.since()
-    server.service.stopService()
-    assert server.since() == ["a stops", "b stops"]
-    server.journal.enter(JournalState.WRITABLE, "this server leads")
-    assert server.since() == []
-
-
-def test_listener_that_cannot_open_when_the_server_leads_ends_the_server(server: Server, logged_errors: Any) -> None:
-    child = following(server)
-    server.start()
-    server.journal.enter(JournalState.WRITABLE, "this server leads")
-    child.starting.errback(CannotListenError("127.0.0.1", 5044, OSError(98, "Address already in use")))
-    assert [str(failure) for failure in server.failures] == [
-        f"c cannot listen: 127.0.0.1 port 5044: Address already in use{taken(5044)}"
-    ]
-    assert len(logged_errors.take()) == 1
-
-
-def test_server_that_is_alone_starts_listeners_of_publishers_at_once(server: Server) -> None:
-    child = following(server)
-    server.journal.cluster = Standing()
-    child.starting.callback(None)
-    server.start()
-    assert server.since()[-1] == "c starts"
