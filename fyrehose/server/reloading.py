@@ -9,7 +9,7 @@ An option that needs a restart keeps its value, and the answer names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import attrs
@@ -108,9 +108,11 @@ class Reloading:
             if _values(config)[name] != _values(now)[name]:
                 plan.restart.append(f"{typed(name)} needs a restart")
                 config = attrs.evolve(config, **{name: _values(now)[name]})
-        journal = self._settings(plan, "journal", now.journal, config.journal)
-        server = self._settings(plan, "server", now.server, config.server)
-        config = attrs.evolve(config, journal=journal, server=server, contents=contents)
+        for scope, changeable in CHANGEABLE.items():
+            used, wanted = _values(now)[scope], _values(config)[scope]
+            kept = _compare(plan, scope, used, wanted, [name for name in _values(used) if name not in changeable])
+            config = attrs.evolve(config, **{scope: attrs.evolve(wanted, **kept)})
+        config = attrs.evolve(config, contents=contents)
         if config.log_level != now.log_level:
             plan.changed.append(f"log-level: {now.log_level} -> {config.log_level}")
         if config.policy != now.policy:
@@ -120,15 +122,6 @@ class Reloading:
             plan.changed.append(f"[[stream]]: {counted(len(config.streams.rules), 'table')}, changed")
         plan.apply.append(lambda: self._apply(config))
         self._plan_listeners(plan, config)
-
-    def _settings(self, plan: _Plan, scope: str, now: Any, then: Any) -> Any:
-        """Add the changed options of *scope* to *plan*; return *then* with the present values of fixed options."""
-        changeable = CHANGEABLE[scope]
-        fixed = _others(now, changeable)
-        kept = {name: _values(now)[name] for name in fixed}
-        plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in _differences(scope, now, then, fixed)]
-        plan.changed += _differences(scope, now, then, changeable)
-        return attrs.evolve(then, **kept)
 
     def _contents(self, plan: _Plan, config: Config) -> dict[str, FileContent]:
         """Add the files of *config* that were replaced to *plan*; return the contents that are in use."""
@@ -161,14 +154,10 @@ class Reloading:
         :param reduced: the settings of *listener*, with max_connections reduced to the available file descriptors
         """
         now, then, service = opened.config.settings, listener.settings, opened.service
-        every = tuple(field.name for field in attrs.fields(type(then)))
         changing = IReloading.providedBy(service)
-        fixed = tuple(service.fixed(then)) if changing else every
-        restart = _differences(listener.name, now, then, fixed)
-        plan.restart += [f"{line.partition(':')[0]} needs a restart" for line in restart]
-        plan.changed += _differences(listener.name, now, then, _others(then, fixed))
+        fixed = service.fixed(then) if changing else list(_values(now))
+        kept = _compare(plan, listener.name, now, then, fixed)
         if changing:
-            kept = {name: _values(now)[name] for name in fixed}
             prepared = service.prepare(attrs.evolve(reduced, **kept))
             contents = (_named(listener.name, each.contents) for each in (service, prepared))
             plan.changed += _replaced(*contents)
@@ -200,20 +189,20 @@ def _values(settings: Any) -> dict[str, Any]:
     return attrs.asdict(settings, recurse=False)
 
 
-def _others(settings: Any, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the options of *settings* that are not among *names*."""
-    return tuple(field.name for field in attrs.fields(type(settings)) if field.name not in names)
+def _compare(plan: _Plan, scope: str, now: Any, then: Any, fixed: Collection[str]) -> dict[str, Any]:
+    """Add the options of *scope* that differ to *plan*: ``http.max-payload: 16MiB -> 1MiB``.
 
-
-def _differences(scope: str, now: Any, then: Any, names: tuple[str, ...]) -> list[str]:
-    """Return the options of *names* that differ between two settings: ``http.max-payload: 16MiB -> 1MiB``."""
-    lines, old, new = [], _values(now), _values(then)
+    :param fixed: the names of the options that need a restart
+    :return: the present values of *fixed*
+    """
+    old, new = _values(now), _values(then)
     for field in attrs.fields(type(then)):
-        before, after = old[field.name], new[field.name]
-        if field.name in names and before != after:
-            values = " -> ".join(shown_value(field, value) or "none" for value in (before, after))
-            lines.append(f"{scope}.{typed(field.name)}: {values}")
-    return lines
+        name, values = f"{scope}.{typed(field.name)}", (old[field.name], new[field.name])
+        if values[0] != values[1] and field.name in fixed:
+            plan.restart.append(f"{name} needs a restart")
+        elif values[0] != values[1]:
+            plan.changed.append(f"{name}: {' -> '.join(shown_value(field, value) or 'none' for value in values)}")
+    return {name: old[name] for name in fixed}
 
 
 def _named(scope: str, contents: Mapping[str, FileContent]) -> dict[str, FileContent]:
