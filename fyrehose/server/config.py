@@ -193,8 +193,8 @@ def parse_listen(text: str) -> tuple[str, str]:
     :return: the protocol (with its label) and the endpoint
     :raises ConfigError: *text* has another form
     """
-    name, equals, endpoint = text.partition("=")
-    if not (name and equals and endpoint):
+    name, _, endpoint = text.partition("=")
+    if not (name and endpoint):
         raise ConfigError(f"invalid --listen {text!r}: expected PROTOCOL=ENDPOINT, for example figg=tcp:8119")
     return name, endpoint
 

@@ -43,7 +43,6 @@ class IdleStreams(Service):
     def startService(self) -> None:
         Service.startService(self)
         self._checks.start()
-        self._checks.begin()
 
     def stopService(self) -> None:
         Service.stopService(self)

@@ -112,7 +112,7 @@ class Listeners:
         limited = [each for each in listeners if "max_connections" in attrs.fields_dict(type(each.settings))]
         share = left = connections.connections_within(available, len(limited))
         for n, wanted in enumerate(sorted(listener.settings.max_connections for listener in limited)):
-            share = max(1, left // (len(limited) - n))
+            share = left // (len(limited) - n)
             if wanted > share:
                 break
             left -= wanted  # the remaining listeners share the rest

@@ -153,6 +153,4 @@ def _value(value: object) -> object:
 
 def _printable(line: str) -> str:
     """Return *line* with control characters escaped."""
-    if line.isascii() and line.replace("\n", "").replace("\t", "").isprintable():
-        return line
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in line)

@@ -122,7 +122,7 @@ def dump_stacks_on_abort() -> None:
     systemd sends SIGABRT to a server whose reactor hangs.  ``faulthandler`` needs no Python code to run, so it works
     even if a call in C never returns.
     """
-    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+    if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
 
 

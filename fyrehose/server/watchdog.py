@@ -58,10 +58,10 @@ class Watched:
     frame: Callable[[], FrameType | None]
 
     @classmethod
-    def this_thread(cls) -> Watched:
+    def this_thread(cls, platform: str = sys.platform) -> Watched:
         """Return the calling thread."""
         own = threading.get_ident()
-        if sys.platform == "darwin":  # macOS has no clock for a thread; the clock of the process is near enough
+        if platform == "darwin":  # macOS has no clock for a thread; the clock of the process is near enough
             return cls(time.process_time, lambda: sys._current_frames().get(own))
         clock = time.pthread_getcpuclockid(own)
         return cls(lambda: time.clock_gettime(clock), lambda: sys._current_frames().get(own))

@@ -168,6 +168,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("[stream]\nname = 'a'", "stream is a table; expected tables named [[stream]], with two brackets"),
         ("[route]\nlistener = 'a'", "route is a table; expected tables named [[route]], with two brackets"),
         ("[[route]]\nlistener = 'lumberjack'", "line 1, in [[route]] table 1: stream is missing; expected a name such"),
+        ("[[route]]\nstream = '{a}'", 'listener is missing; expected the name of a listener, such as "lumberjack"'),
         ("[[route]]\nlistener = 'figg'\nstream = '{a}'", "line 2, in [[route]] table 1: listener is 'figg', which has"),
         ("[[route]]\nlistener = 'x'\nstream = '{a}'", "listener is 'x', which has no routes; expected lumberjack"),
         (

@@ -10,12 +10,12 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from zope.interface import implementer
 
 from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
-from fyrehose.server.listener_probe import EVERY_S, REQUEST, TIMEOUT_S, TRIES, ListenerProbe
+from fyrehose.server.listener_probe import EVERY_S, REQUEST, TIMEOUT_S, TRIES, ListenerProbe, endpoint_of
 
 
 @implementer(IStreamClientEndpoint)
@@ -87,6 +87,11 @@ def test_address_that_never_answered_says_nothing_and_is_asked_seldom(probed: Pr
     probed.clock.pump([0.5] * 2_400)
     assert not probed.gate.unreachable
     assert probed.listener.asked == [1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:8117", "http://10.0.0.1:8117", "http://10.0.0.1:8117/page"])
+def test_address_with_a_port_is_asked_there(address: str) -> None:
+    assert repr(endpoint_of(MemoryReactorClock(), address)) == "<HostnameEndpoint 10.0.0.1:8117>"
 
 
 def test_listener_with_other_names_does_not_refuse_the_request() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import attrs
 import pytest
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose import plugins
 from fyrehose.errors import ConfigError
+from fyrehose.net.connections import connections_within
 from fyrehose.server.config import Config, ListenerConfig, resolve
 from fyrehose.server.listeners import Listeners, check_guarded, key_of
 from fyrehose.server.service import Fyrehose
@@ -35,6 +38,22 @@ def test_a_listener_that_other_machines_can_reach_needs_a_policy(name: str, endp
     else:
         with pytest.raises(ConfigError, match="refusing to listen on a public address"):
             check_guarded(listener, config)
+
+
+def test_each_listener_gets_as_many_connections_as_descriptors_permit() -> None:
+    listeners, dice = Listeners(MemoryReactorClock(), Fyrehose(MemoryReactorClock(), MemoryJournal())), Random(1)
+    for _ in range(300):
+        wanted = [dice.randrange(1, 30) for _ in range(dice.randrange(1, 5))]
+        config = configured(*((f"figg/{number}", "unix:/run/figg") for number in range(len(wanted))))
+        made = [
+            attrs.evolve(each, settings=attrs.evolve(each.settings, max_connections=most))
+            for each, most in zip(config.listeners, wanted, strict=True)
+        ]
+        available = dice.randrange(400)
+        total = connections_within(available, len(wanted))
+        share = max(most for most in range(1, 31) if sum(min(most, each) for each in wanted) <= total)
+        found = [each.settings.max_connections for each in listeners.within_descriptors(made, available)]
+        assert found == [min(share, each) for each in wanted], f"of {total} connections, {wanted} are wanted"
 
 
 def test_operators_see_the_present_settings_of_a_listener_after_a_reload() -> None:

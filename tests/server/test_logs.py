@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.observe.counters import Counters
 from fyrehose.server.logs import MAX_FIELD, LevelObserver, json_line, text_line
+from tests.doubles.awkward import NAMES, SURROGATES
 
 
 def logged(form: str, *calls: Any) -> list[str]:
@@ -66,13 +67,14 @@ NASTY = "a\x1b[2J\n2026-01-01 [x] forged\u202e\u2028\r\x00\ud800"
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_names_from_peers_cannot_forge_lines_or_control_a_terminal(form: str) -> None:
-    lines = logged(form, lambda log: log.info("stream {name}", name=NASTY))
+@pytest.mark.parametrize("name", [NASTY, *NAMES, *SURROGATES])
+def test_names_from_peers_cannot_forge_lines_or_control_a_terminal(form: str, name: str) -> None:
+    lines = logged(form, lambda log: log.info("stream {name}", name=name))
     for line in lines:
         assert line.replace("\t", "").isprintable()
     if form == "json":
         assert len(lines) == 1
-        assert json.loads(lines[0])["name"] == NASTY
+        assert json.loads(lines[0])["name"] == name
     else:
         assert [line[:1] for line in lines[1:]] == ["\t"] * (len(lines) - 1), "what follows is indented"
 

@@ -119,6 +119,8 @@ def test_a_member_of_a_cluster_asks_its_process_for_another_stack(ending: Ending
     stack = Stack(Reactor(), options.resolved, on_reopen=asked.append)
     stack.journal.gate.cluster.on_reopen("another server has taken over")
     assert asked == ["another server has taken over"]
+    shared_log = stack.journal.gate.cluster.log
+    assert (shared_log.name, shared_log.replicas, shared_log.limit) == ("fyrehose", 3, 8 << 30)
 
 
 def test_a_server_that_cannot_continue_closes_everything_and_opens_it_again(world: World, log_lines: list[str]) -> None:

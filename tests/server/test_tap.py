@@ -337,7 +337,9 @@ def test_listeners_are_described_for_operators(ending: Ending, tmp_path: Path) -
     assert server.fyrehose.broker.listeners[0].access() == "by policy (2 rules)"
 
 
-def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(ending: Ending, tmp_path: Path) -> None:
+def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
+    ending: Ending, tmp_path: Path, log_lines: list[str]
+) -> None:
     journal = OpensAtOnce()
     journal.follow("10.0.0.1:8117")
     words = ["--data-dir", str(tmp_path)]
@@ -348,6 +350,7 @@ def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(e
     server = ServerProcess(reactor, config, own=ending.own, make_journal=lambda *_, **__: journal)
     server.fyrehose.startService()
     assert sorted(port for port, *_ in reactor.tcpServers) == [8117, 8119]
+    assert log_lines[-1].endswith("stays closed until this server leads")
     journal.enter(JournalState.WRITABLE, "this server leads")
     assert sorted(port for port, *_ in reactor.tcpServers) == [5044, 7733, 8117, 8119]
     assert server.fyrehose.stopService().called

@@ -256,8 +256,9 @@ def test_thread_looks_at_the_reactor_repeatedly() -> None:
     machine.dog.stop()
 
 
-def test_stack_and_processor_time_of_this_thread_are_known() -> None:
-    watched = Watched.this_thread()
+@pytest.mark.parametrize("platform", [sys.platform, "darwin"])
+def test_stack_and_processor_time_of_this_thread_are_known(platform: str) -> None:
+    watched = Watched.this_thread(platform)
     assert watched.cpu() > 0
     frame = watched.frame()
     assert frame is not None
