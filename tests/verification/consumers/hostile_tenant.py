@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 import attrs
 from searching import Search, check
+from truth import agrees
 from twisted.internet.task import Clock
 from twisted.logger import LogLevel, globalLogPublisher
 
@@ -38,7 +39,7 @@ from fyrehose.protocols.http import server
 from fyrehose.protocols.http.managing import KINDS
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
-from fyrehose.subscriptions.lane import Lane, Leased
+from fyrehose.subscriptions.lane import Lane
 from fyrehose.subscriptions.pool import LeasePool
 from fyrehose.subscriptions.progress import SavedSubscription, SubscriptionOptions, pack_whole
 from fyrehose.testing import ClientSide, MemoryJournal
@@ -186,11 +187,7 @@ class World:
         for each in self.broker.table.entries.values():
             if not each.options.shared:
                 continue
-            spans = [span for lane in each.pool.lanes.values() for span in lane.spans]
-            leased = sum(len(span) for span in spans if isinstance(span.state, Leased))
-            delayed = sum(len(span) for span in spans if not isinstance(span.state, Leased) and span.state.delayed)
-            found = each.pool.open, each.pool.leased, sum(each.pool.held.values()), each.pool.delayed
-            check(found == (sum(map(len, spans)), leased, leased, delayed), f"{sent}: the counts are {found}")
+            agrees(each.pool, sent)
             for lane in each.pool.lanes.values():
                 final = [
                     span for span in lane.spans if lane.progress.final.gaps(span.first, span.last) != [span_of(span)]

@@ -22,7 +22,7 @@ from collections import Counter
 
 import attrs
 from searching import Search, Violation, check
-from truth import Truth, ended_by, numbers
+from truth import Truth, agrees, ended_by, numbers
 from twisted.internet.defer import succeed
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
@@ -380,6 +380,8 @@ class World:
             self.ask(lambda: self.sharing.delete(shared))
         elif shared is not None and event == "redrive":
             self.ask(lambda: self.sharing.redrive(shared))
+        if (shared := self.shared()) is not None:
+            agrees(shared.pool, event)
 
     def advance(self, seconds):
         self.now += seconds

@@ -30,11 +30,11 @@ NOTICED_BY = {
 }
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_schedules_break_no_rule(seed: int) -> None:
-    found, what, seen = schedules.SEARCH.run(seed, 60)
+    found, what, seen = schedules.SEARCH.run(seed, 20)
     assert not found, f"{seed}-{found - 1}: {what}"
-    assert all(seen[kind] > 60 for kind in ("settled", "dead", "expired", "starts"))
+    assert not [kind for kind in ("settled", "dead", "expired", "starts") if seen[kind] < 5], "what was seldom done"
 
 
 @pytest.mark.parametrize("rule", [rule for rule in schedules.MISSING if rule not in SELDOM])

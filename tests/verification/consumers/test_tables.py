@@ -13,13 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 tables = import_module("tables")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_schedules_of_whole_tables_break_no_rule(seed: int) -> None:
-    found, what, seen = tables.SEARCH.run(f"t{seed}", 50)
+    found, what, seen = tables.SEARCH.run(f"t{seed}", 20)
     assert not found, f"t{seed}-{found - 1}: {what}"
-    assert all(
-        seen[kind] > 5 for kind in ("settled", "dead", "expired", "starts", "deleted", "rewound", "redriven", "retired")
-    )
+    kinds = ("settled", "dead", "expired", "starts", "deleted", "rewound", "redriven", "retired")
+    assert not [kind for kind in kinds if not seen[kind]], "what no schedule has done"
 
 
 #: Seeds whose first schedules notice a missing rule, where seed 1 needs hundreds of schedules.

@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
+from searching import check
+
+from fyrehose.subscriptions.lane import Leased
+from fyrehose.subscriptions.pool import LeasePool
 
 #: The lists of a change, and how the records in them ended.
 ENDINGS = (("final", "settled"), ("dead", "dead"), ("expired", "expired"))
@@ -130,3 +134,16 @@ class Truth:
         wrong = sorted(final ^ self.final.keys())
         self.check(not wrong or share is None, f"a checkpoint does not agree about what is final: {wrong}")
         self.check(ends == self.ends or share is None, f"a checkpoint has the failures {ends}, not {self.ends}")
+
+
+def agrees(pool: LeasePool, what: str) -> None:
+    """Check that the counts of *pool*, which people see, are those of its records; *what* has happened last."""
+    kinds, held = Counter[str](), Counter[str]()
+    for span in (span for lane in pool.lanes.values() for span in lane.spans):
+        if isinstance(state := span.state, Leased):
+            held[state.consumer] += len(span)
+        else:
+            kinds["delayed" if state.delayed else "held" if state.held else "ready"] += len(span)
+    found = pool.open, pool.leased, pool.delayed, pool.held_records, pool.held
+    true = kinds.total() + held.total(), held.total(), kinds["delayed"], kinds["held"], held
+    check(found == true, f"{what}: the counts are {found}, those of the records {true}")
