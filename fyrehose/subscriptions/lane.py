@@ -371,7 +371,7 @@ class Lane(Track):
         while most > 0 and looks > 0 and self._ready:
             first, _, last, state = heappop(self._ready)
             for low, high, present in self.spans.within(first, last):
-                if present is not state or high < self._oldest:
+                if present is not state:
                     continue
                 end = min(high, low + most - 1)
                 if self.keys is not None:

@@ -42,7 +42,7 @@ class NamedSubscription:
     table: SubscriptionTable
     name: str
     saved: SavedSubscription
-    active: int = 0
+    active: int
     options: SubscriptionOptions = attrs.field(init=False)
     tracks: Mapping[str, Track] = attrs.field(factory=dict, init=False)
     pattern: Pattern | None = attrs.field(default=None, init=False)

@@ -11,7 +11,6 @@ Retention keeps the records that subscriptions have not acknowledged, see :meth:
 from __future__ import annotations
 
 import re
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -93,12 +92,12 @@ class SubscriptionTable:
     journal: IJournal
     publish: PublishBatch
     room: NamedRoom
-    admit: Callable[[Creator, Run], list[str]] = attrs.field(default=lambda creator, run: [], kw_only=True)
-    forget_streams: Callable[[Sequence[str]], None] = attrs.field(default=lambda streams: None, kw_only=True)
+    admit: Callable[[Creator, Run], list[str]] = attrs.field(kw_only=True)
+    forget_streams: Callable[[Sequence[str]], None] = attrs.field(kw_only=True)
     streams: Callable[[], Collection[str]] = attrs.field(kw_only=True)
     most_redriven: int = attrs.field(default=MOST_REDRIVEN, kw_only=True)
-    now: Callable[[], int] = attrs.field(default=lambda: time.time_ns() // 1000, kw_only=True)
-    turns: Turns = attrs.field(default=attrs.Factory(lambda self: Turns(self.clock), takes_self=True), kw_only=True)
+    now: Callable[[], int] = attrs.field(kw_only=True)
+    turns: Turns = attrs.field(kw_only=True)
     entries: dict[str, NamedSubscription] = attrs.field(factory=dict, init=False)
     stream: StateStream = attrs.field(init=False)
     lags: SubscriptionLags = attrs.field(init=False)
@@ -168,8 +167,8 @@ class SubscriptionTable:
         :raises Unreplicated: another server may lead
         """
         standing = self.journal.standing
-        if standing.refusal is not None and standing.elsewhere:
-            raise standing.refusal
+        if standing.elsewhere:
+            standing.check_writable()
         found = self.entries.get(name)
         if found is None:
             raise NoSuchSubscription(f"there is no subscription {name[:80]!r}")

@@ -191,9 +191,9 @@ def test_a_checkpoint_has_each_subscription_with_all_its_streams(streams: int) -
     assert (replayed.checkpoint, replayed.missing) == (1, 0)
 
 
-def scattered(count: int, ends: int) -> SavedSubscription:
+def scattered(count: int, ends: int, streams: int = 2) -> SavedSubscription:
     """Return a subscription with *count* ranges of settled records, and in one of *ends* gaps a lease that ended."""
-    work = shared_of(2)
+    work = shared_of(streams)
     progress = work.progress("s1")
     for number in range(10, 10 + 3 * count, 3):
         progress.apply({"final": [number], "reach": number})
@@ -231,34 +231,20 @@ def change_of(dice: random.Random, most: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_changes_between_the_parts_of_a_stream_count(seed: int) -> None:
-    """They may be about records that were packed already, about later ones, and about both; a rewind is about all."""
+def test_random_changes_between_the_records_of_a_checkpoint_count(seed: int) -> None:
+    """They may be about streams and records that were packed already, or later ones; a rewind is about all records."""
     dice = random.Random(seed)
-    work = scattered(3 * RANGES, 3)
-    written = []
+    work, written = scattered(3 * RANGES, 3, streams=2 * PARTS), list[bytes]()
     for part in pack_whole("work", 0, work):
         written.append(part)
         for _ in range(dice.choice((0, 1, 3))):
-            change = change_of(dice, 9 * RANGES)
-            work.apply({"stream": "s1", **change})
+            change = {"stream": dice.choice(("s0", "s1", "s1", "s99")), **change_of(dice, 9 * RANGES)}
+            work.apply(change)
             work.time = 1
-            written.append(changed(stream="s1", **change))
+            written.append(changed(**change))
     assert records(found(*written)[0]) == records(work)
-
-
-def test_a_change_between_the_records_of_a_checkpoint_counts() -> None:
-    """It is in what is packed later, and a replay skips it until then."""
-    work = shared_of(2 * PARTS)
-    parts = pack_whole("work", 0, work)
-    written = [next(parts)]
-    change = {"final": [[4, 4]], "epoch": 7}
-    for stream in ("s0", f"s{2 * PARTS - 1}"):
-        work.apply({"stream": stream, **change})
-        work.time = 1
-        written.append(changed(stream=stream, **change))
-    saved, _ = found(*written, *parts)
-    assert records(saved) == records(work)
-    assert [saved.entries["work"].streams[each].final.floor for each in ("s0", "s1", "s99")] == [6, 3, 6]
+    for _ in pack_whole("work", 0, work):
+        work.streams.clear()  # All were retired, and are forgotten, in the middle of one.
 
 
 @pytest.mark.parametrize(
@@ -281,7 +267,16 @@ def test_invalid_records_are_errors(payload: bytes) -> None:
         found(payload)
 
 
-@pytest.mark.parametrize("ranges", [[0], [[5, 4]], ["x"], [[1]], [None]])
-def test_invalid_ranges_are_errors(ranges: object) -> None:
+PART: dict[str, Any] = {"floor": 0, "above": [], "reach": 0, "ends": [], "letters": [], "hold": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"stream": "s", "final": ranges} for ranges in ([0], [[5, 4]], ["x"], [[1]], [None])),
+        *({"streams": {"s": {**PART, "counts": [0] * count}}} for count in (0, len(COUNTED) - 1, len(COUNTED) + 1)),
+    ],
+)
+def test_changes_with_invalid_ranges_or_counts_are_errors(change: dict[str, Any]) -> None:
     with pytest.raises(JournalCorrupt, match=r"record 2 of stream \.subscriptions"):
-        found(created(s=0), changed(stream="s", final=ranges))
+        found(created(s=0), changed(**change))

@@ -23,6 +23,7 @@ from fyrehose.errors import (
     ReadOnly,
     SubscriptionConflict,
     SubscriptionGone,
+    SubscriptionInUse,
 )
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
@@ -212,6 +213,15 @@ def test_memory_of_a_subscription_is_charged_and_released() -> None:
     assert world.broker.budget.kept == 0
 
 
+def test_a_server_that_leads_again_refuses_the_requests_that_wait_and_reads_all_subscriptions_anew() -> None:
+    world = World(budget=InFlight(limit=1 << 22))
+    waiting = [world.lease(world.create(name, first=10), wait=30) for name in ("a", "b")]
+    kept = world.broker.budget.kept
+    world.table.open()
+    assert [type(failure(each)) for each in waiting] == [SubscriptionInUse] * 2
+    assert (sorted(world.table.entries), world.broker.budget.kept) == (["a", "b"], kept)
+
+
 def test_one_creator_leaves_memory_and_places_to_others() -> None:
     world = World(budget=InFlight(limit=1 << 24), named_subscriptions=8)
     greedy, honest = (Creator(host=f"10.0.0.{number}") for number in (1, 2))
@@ -235,6 +245,8 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     world.clock.advance(CHECK)
     assert (len(shared.pool.lanes), shared.left_out) == (3, 0)
     assert sum(len(part.lease) for part in world.lease(shared, 9).result) == 3, "those behind the first of each"
+    again: Any = World(world.journal, named_subscriptions=2).table.entries["logs"]
+    assert again.pool.lanes.keys() == shared.pool.lanes.keys(), "a start with less room leaves out no leased record"
 
 
 def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_it() -> None:
