@@ -65,8 +65,8 @@ class HttpTailer(TCPClient):
     _after: int | str | None = attrs.field(default=None, init=False)
     _acknowledger: Acknowledger | None = attrs.field(default=None, init=False)
     _takeover: bool = attrs.field(default=False, init=False)
-    #: the generation of the named subscription when the server began to send records; None before that
-    _generation: int | None = attrs.field(default=None, init=False)
+    #: the generation of the named subscription when the server began to send records; 0 before that
+    _generation: int = attrs.field(default=0, init=False)
     #: number of failed records; a record that was passed on before the last failure is not acknowledged
     _failures: int = attrs.field(default=0, init=False)
     _reconnected: bool = attrs.field(default=False, init=False)
@@ -192,13 +192,13 @@ class HttpTailer(TCPClient):
 
     def found(self, answer: ServerAnswer) -> bool:
         """Begin behind the records that *answer*, that to :attr:`question`, reports; return False if it is refused."""
-        if self._pattern is None and answer.status == 200 and b"fyrehose-last" in answer.headers:
+        if answer.status == 200 and b"fyrehose-last" in answer.headers:
             begin = answer.headers.get(b"fyrehose-from")
             self.positions[self._stream] = int(answer.headers[b"fyrehose-last"]) if begin is None else int(begin) - 1
             self.epoch = epoch_of(answer)
         elif self._pattern is None and answer.status == 404 and answer.media_type == "application/json":
             self.positions[self._stream] = 0  # The stream does not exist yet.
-        elif self._pattern is not None and answer.status == 200 and "streams" in (answer.json_object or {}):
+        elif answer.status == 200 and "streams" in (answer.json_object or {}):
             self.listed((answer.json_object or {})["streams"], epoch_of(answer), b"fyrehose-age" in answer.headers)
         else:
             self.refused(answer)
@@ -230,9 +230,8 @@ class HttpTailer(TCPClient):
         If the generation of the named subscription has changed, the client continues at the position that the server
         keeps.
         """
-        said, epoch = answer.headers.get(b"fyrehose-generation"), epoch_of(answer)
+        epoch, generation = epoch_of(answer), int(answer.headers.get(b"fyrehose-generation", b"0"))
         end = int(answer.headers.get(b"fyrehose-last", b"-1"))
-        generation = None if said is None else int(said)
         self.absent = end == 0
         self._partial = ""
         self._takeover = False  # Two consumers that both take over would displace each other for ever.
@@ -311,7 +310,7 @@ class HttpTailer(TCPClient):
         def consumed(result: Any) -> None:
             if failures == self._failures:
                 seq = result if isinstance(result, int) else run.last_seq
-                acknowledger.acknowledge(seq, generation or 0, None if self._pattern is None else run.stream)
+                acknowledger.acknowledge(seq, generation, None if self._pattern is None else run.stream)
 
         if isinstance(taken, Deferred):
             taken.addCallback(consumed)
@@ -322,7 +321,7 @@ class HttpTailer(TCPClient):
     def _not_consumed(self, failure: Failure) -> None:
         """Read again from the position that the server keeps, because a record could not be processed."""
         log.warn("a record was not processed, and is read again: {error}", error=failure.getErrorMessage())
-        self._generation = None
+        self._generation = 0
         self._failures += 1
         if self.connection is not None:
             self.connection.abort(FyrehoseError("a record was not processed"))
@@ -382,7 +381,7 @@ class _Connection(Connection):
         :raises ValueError: an event is larger than any record
         """
         if isinstance(event, ServerAnswer):
-            self._live = self._following and event.status == 200 and event.media_type == RUNS
+            self._live = self._following and event.media_type == RUNS
         if not self._live:
             super().received(event)
         elif isinstance(event, ServerAnswer):

@@ -161,9 +161,8 @@ class Consumption:
             self._answer()
 
     def _answer(self) -> None:
+        assert isinstance(self.event, Read), "nothing else waits"
         self._stop_waiting()
-        if not isinstance(self.event, Read):
-            return
         if self.event.pattern is not None:
             parts = self._parts(self.event.limit)
         else:

@@ -136,11 +136,9 @@ class FyrehoseSender(BatchSender):
 
 
 def _sender(table: Any, around: Around) -> FyrehoseSender:
-    first, several = table.to[0], len(table.to) > 1
     names = [place.authority for place in table.to]
-    endpoint = AnyServer(around.endpoints, names) if several else around.endpoints[0]
     token = None if table.token is None else table.token.value
-    caller = Caller(around.reactor, endpoint, first.authority, token)
+    caller = Caller(around.reactor, AnyServer(around.endpoints, names), names[0], token)
     sender = FyrehoseSender(around, table.stream, caller)
 
     def retries(error: Exception) -> bool:

@@ -146,7 +146,6 @@ class PatternAnswer(LiveAnswer):
             self._add(stream, 0)
         except Forbidden as error:
             self._report(f"stream {stream!r} is not followed: {error}")
-            return
         if not self._paused and stream in self._parts:
             self._parts[stream].resumeProducing()
 

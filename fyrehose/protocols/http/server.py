@@ -190,7 +190,6 @@ class HttpProtocol(WebProtocol):
         limits, now = factory.limits, factory.now
         session = HttpSession(factory.hosts, factory.origins, now=now, limits=limits, judge=self.judge)
         super().__init__(factory, session)
-        self.ends, self.now = factory.ends, factory.now
         self._upload: Upload | None = None
         self._streamed: ReadAnswer | LiveAnswer | None = None
         self._consumption: Consumption | Arrival | None = None
@@ -346,7 +345,7 @@ class HttpProtocol(WebProtocol):
     def _list(self, event: List) -> Listing[dict[str, object]]:
         names = yield from matching(event.pattern, self.broker.streams())
         page = names[event.page * event.limit : (event.page + 1) * event.limit]
-        streams = yield from described(self.broker, self.ends, page, self.now)
+        streams = yield from described(self.broker, self.factory.ends, page, self.factory.now)
         return {"matching": len(names), "page": event.page, "epoch": self.broker.epoch, "streams": streams}
 
     def on_live(self, event: Live) -> None:
@@ -434,7 +433,6 @@ class HttpProtocol(WebProtocol):
         self.call(called, self._listed if event.request.method in READING else self._managed)
 
     def _managed(self, shown: dict[str, object] | bytes | None, headers: Mapping[str, str] | None = None) -> None:
-        self._leasing = None
         if self.writable and self.session.unanswered:
             if shown is None:
                 self.session.respond_without_content()

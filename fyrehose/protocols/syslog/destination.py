@@ -164,8 +164,7 @@ class SyslogSender(BatchSender, Factory):
 
 
 def _sender(table: Any, around: Around) -> SyslogSender:
-    endpoint = AnyServer(around.endpoints) if len(around.endpoints) > 1 else around.endpoints[0]
-    return SyslogSender(table, around.reactor, endpoint)
+    return SyslogSender(table, around.reactor, AnyServer(around.endpoints))
 
 
 relp = Destination(ForwardTable, _sender)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import inf
+from random import Random
 from typing import Any
 
 import attrs
@@ -339,6 +340,7 @@ def test_a_full_disk_refuses_acknowledgements_and_serves_records() -> None:
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert world.ask("POST /subscriptions/a/ack", {"seq": 3})[0] == 503
     assert world.seqs("&limit=1") == [1]
+    assert world.ask("GET /subscriptions/a")[0] == 200
     assert world.ask("GET /streams/s?subscription=new")[0] == 503
 
 
@@ -426,13 +428,19 @@ def test_a_pattern_is_read_behind_its_position_in_each_stream() -> None:
     assert [each["kind"] for each in world.ask("GET /subscriptions")[1]["subscriptions"]] == ["pattern"]
 
 
-def test_a_busy_stream_leaves_room_for_the_others() -> None:
-    world = logs()
-    world.publish(5_000, "logs.busy")
-    found = places(world.ask(f"{POLL}&limit=20")[1])
-    assert [sum(stream == f"logs.{each}" for stream, _ in found) for each in ("a", "b", "busy")] == [3, 3, 14]
-    assert len(places(world.ask(f"{POLL}&limit=2")[1])) == 2
-    assert world.ask(f"{POLL}&limit=0") == (200, [])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_busy_stream_leaves_room_for_the_others(seed: int) -> None:
+    dice, world = Random(seed), World()
+    counts = {f"logs.{number}": dice.choice((1, 3, 10, 500)) for number in range(dice.randint(1, 5))}
+    for stream, count in counts.items():
+        world.publish(count, stream)
+    limit = dice.choice((0, 1, 2, 5, 20, 1_000))
+    found = places(world.ask(f"{POLL}&limit={limit}")[1])
+    assert len(found) == min(limit, sum(counts.values()))
+    for stream, count in counts.items():
+        seqs = [seq for each, seq in found if each == stream]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert len(seqs) >= min(count, limit // len(counts)), f"{stream} has its share"
 
 
 def test_a_request_for_a_pattern_waits_for_a_record_of_any_stream() -> None:
@@ -628,11 +636,16 @@ def test_a_second_polling_consumer_is_refused_until_everything_is_acknowledged()
     assert (status, lines[0]["seq"]) == (200, 4)
 
 
-def test_an_acknowledgement_renews_the_lease() -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_each_acknowledgement_renews_the_lease(durable: bool) -> None:
     world = World()
     world.seqs("&lease=10")
-    world.clock.advance(9)
-    world.ask("POST /subscriptions/a/ack", {"seq": 5})
+    world.journal.auto = durable
+    for seq in (4, 5):
+        world.clock.advance(4.5)
+        world.peer().say("POST /subscriptions/a/ack", {"seq": seq})
+    world.journal.auto = True
+    world.journal.commit()
     world.clock.advance(9)
     assert world.ask("GET /streams/s?subscription=a&consumer=other")[0] == 409
     world.clock.advance(2)

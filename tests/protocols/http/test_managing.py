@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -106,6 +107,7 @@ def test_invalid_positions_are_refused(body: bytes) -> None:
     status, detail = refused("POST /subscriptions/a/ack", body=body)
     assert status == 400
     assert "expected" in detail
+    assert '{"seq": "latest"}, or {"since": "-1h"}' in refused("POST /subscriptions/a/rewind", body=b"5")[1]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,19 @@ def test_request_to_create_a_shared_subscription_has_defaults() -> None:
     assert creation(fields) == Creation(options, 7)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most"), [("lease", 1, 3_600), ("limit", 0, 1_000), ("window", 1, 100_000), ("most", 1, 10_000)]
+)
+def test_number_of_a_new_subscription_is_within_its_bounds(name: str, least: int, most: int) -> None:
+    for number in (least, most):
+        assert creation({"stream": "s", "shared": True, name: number}).options == SubscriptionOptions(
+            stream="s", **{name: number}
+        )
+    for wrong in (least - 1, most + 1, True, float(most), str(most), None):
+        with pytest.raises(ValueError, match=f'expected a number from {least} to {most} for "{name}"'):
+            creation({"stream": "s", "shared": True, name: wrong})
+
+
 def test_a_request_for_records_has_defaults() -> None:
     assert lease_request({"consumer": "w"}) == LeaseRequest("w", None, 1, 0.0)
     fields = {"consumer": "w", "request": 3, "most": 9, "wait": 0.5}
@@ -196,8 +211,6 @@ def test_request_to_pause_has_true_or_false() -> None:
         ("PUT /subscriptions/x", {"shared": True}),
         ("PUT /subscriptions/x", {"stream": "a", "match": "a*", "shared": True}),
         ("PUT /subscriptions/x", {"stream": "a", "shared": True, "dead": "a"}),
-        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "lease": 0}),
-        ("PUT /subscriptions/x", {"stream": "a", "shared": True, "limit": True}),
         ("PUT /subscriptions/x", {"stream": "a", "shared": True, "leese": 3}),
         ("PUT /subscriptions/x", []),
         ("POST /subscriptions/work/lease", {}),
@@ -207,7 +220,9 @@ def test_request_to_pause_has_true_or_false() -> None:
         ("POST /subscriptions/work/settle", {"done": 5}),
         ("POST /subscriptions/work/settle", {"done": [5]}),
         ("POST /subscriptions/work/settle", {"done": [[5]]}),
-        ("POST /subscriptions/work/settle", {"done": [[5, "x"]]}),
+        ("POST /subscriptions/work/settle", {"done": [[5, "1.x"]]}),
+        ("POST /subscriptions/work/settle", {"settle": []}),
+        ("POST /subscriptions/work/settle", {"reject": [[5, "1.1", {"why": 7}]]}),
         ("POST /subscriptions/work/settle", {"done": [[[9, 5], "1.1"]]}),
         ("POST /subscriptions/work/settle", {"done": [[[1, 20_000], "1.1"]]}),
         ("POST /subscriptions/work/settle", {"failed": [[5, "1.1", {"delay": -1}]]}),
@@ -228,9 +243,7 @@ def test_invalid_bodies_are_refused(line: str, body: Any) -> None:
     world.create()
     status, refusal = world.ask(line, body)
     assert status == 400, refusal
-    assert (
-        "expected" in refusal["error"] or "use" in refusal["error"] or "needs" in refusal["error"] or refusal["error"]
-    )
+    assert re.search(r"expected|needs|use|at most", refusal["error"])
 
 
 def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> None:
@@ -252,24 +265,6 @@ def test_a_request_to_settle_may_have_numbers_ranges_streams_and_options() -> No
     others = [Item("failed", 5, 5, (3, 1), delay=60.0), Item("reject", 6, 6, (3, 1), why="no address")]
     results = [Result("s", b"\xc3\xa9"), Result("s", b"\0\1", "x/y")]
     assert settling(fields) == Settling([*done, *others], results, "w")
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"done": 5},
-        {"done": [[5, "x"]]},
-        {"done": [[5, "1.x"]]},
-        {"done": [[[9, 5], "1.1"]]},
-        {"failed": [[5, "1.1", {"delay": -1}]]},
-        {"reject": [[5, "1.1", {"why": 7}]]},
-        {"publish": [{"stream": "s", "payload": "x"}]},
-        {"settle": []},
-    ],
-)
-def test_invalid_requests_say_what_is_expected(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected|needs|use|at most"):
-        settling(fields)
 
 
 def results(count: int) -> dict[str, Any]:

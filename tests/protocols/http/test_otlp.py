@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from base64 import b64decode
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from fyrehose.imports import OTLP
 from fyrehose.protocols.http.otlp import AROUND, JSON, LARGEST, MOST, PROTOBUF, VALUES, LogRecords
 from fyrehose.protocols.http.session import STEPS, BodyRefused, HttpSession, PublishEnd, PublishPart, RequestLimits
 from fyrehose.sessions import events_of
@@ -287,6 +289,13 @@ def test_other_requests_are_refused(line: str, kind: str, status: int, cause: st
     *_, refusal = events_of(make(), data)
     assert isinstance(refusal, RequestRefused)
     assert (refusal.status, refusal.cause) == (status, cause)
+
+
+def test_server_without_the_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, OTLP.module, None)
+    (refusal,) = make().receive_data(request(b"\0"))
+    assert isinstance(refusal, RequestRefused)
+    assert (refusal.status, "pip install 'fyrehose[otlp]'" in refusal.detail) == (501, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,10 +64,10 @@ class HttpPeer(ClientSide):
 
 def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
     world = World()
-    world.factory.now = lambda: 5.0
+    world.factory.now = lambda: 5.123456
     world.publish("logs.b", b"newer")
     assert world.ask("GET /streams").answer()[1]["matching"] == 3
-    listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.0, "newest_age": 4.0}
+    listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.123456, "newest_age": 4.123456}
     assert world.ask("GET /streams?match=logs.*&limit=1&page=1").answer() == (
         200,
         {"matching": 2, "page": 1, "epoch": "", "streams": [listed]},
@@ -245,6 +245,14 @@ class TestWhileStreamsAreBeingSubscribed:
         peer.leave()
         peer.hear()
         world.publish("logs.new", b"x")
+        assert len(world.broker.fanout.cursors) == 0
+
+    def test_a_peer_that_had_finished_sending_gets_an_answer_that_ends(self) -> None:
+        world, peer = self.asked()
+        peer.protocol.readConnectionLost()
+        heard = b"".join(peer.hear() for _ in range(9))
+        assert heard.startswith(b"HTTP/1.1 200")
+        assert peer.transport.disconnecting
         assert len(world.broker.fanout.cursors) == 0
 
     def test_a_server_that_closes_answers_with_503(self) -> None:

@@ -261,6 +261,7 @@ def test_options_of_a_path_are_its_methods(target: str, allowed: str) -> None:
     said = b"".join(session.data_to_send())
     assert said.startswith(b"HTTP/1.1 204 ")
     assert f"\r\nAllow: {allowed}\r\n".encode() in said
+    assert refused(make(), request(f"OPTIONS {target}", "Content-Length: 5")) == (405, "bad-method")
 
 
 @pytest.mark.parametrize("first", [request("GET /"), request("POST /streams/s", body=b"a"), request("GET /other")])
