@@ -662,7 +662,7 @@ class Lane(Track):
         """Add to *draft* the exact reach of an orderly stop, and which records are leased (rule 22)."""
         now = self.pool.now()
         busy = [s for s in self.spans if isinstance(s.state, Leased) or (s.state.held and s.state.until > now)]
-        if self.seen < self.progress.reach or len(busy) < len(self.spans):
+        if self.progress.unwritten or self.seen < self.progress.reach or len(busy) < len(self.spans):
             change = draft.of(self)
             change.reach, change.hold = self.seen, merged((span.first, span.last) for span in busy)
 

@@ -4,7 +4,7 @@
     python tests/verification/consumers/tables.py --without mark                 remove a rule: it must be noticed
     python tests/verification/consumers/tables.py --rules                        remove each rule in turn
 
-A complete broker runs on a journal in memory, which makes one append durable at a time, or loses those that wait.  The
+A complete broker runs on a journal in memory (kept.py).  The
 truth is read from the journal alone (truth.py), append by append: how each record ended, in which generation, and what
 was published for it.
 
@@ -15,33 +15,28 @@ The subscription has the pattern ``logs.*``; its dead letters go to ``logs.dead`
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections import Counter
 
 import attrs
-from searching import Search, Violation, check
+import kept
+from kept import NAME, RECORDS, STREAMS, changes
+from searching import Search, check
 from truth import Truth, agrees, ended_by, numbers
 from twisted.internet.defer import succeed
-from twisted.internet.task import Clock
-from twisted.logger import globalLogPublisher
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.standing import Standing
 from fyrehose.subscriptions import progress
 from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.pool import Item, LeasePool
-from fyrehose.subscriptions.progress import SOURCE, STREAM, SubscriptionOptions
+from fyrehose.subscriptions.progress import SOURCE, SubscriptionOptions
 from fyrehose.subscriptions.table import SubscriptionTable
-from fyrehose.testing import MemoryJournal
 
-LEASE, LIMIT, WINDOW, MOST, WORKERS, RECORDS = 6, 2, 4, 3, 3, 5
-NAME, DEAD, STREAMS = "n", "logs.dead", ("logs.a", "logs.b", "logs.c")
+LEASE, LIMIT, WINDOW, MOST, WORKERS = 6, 2, 4, 3, 3
+DEAD = "logs.dead"
 #: How many steps a schedule has to drain; a failed record is delivered again after up to some minutes.
 DRAIN = 400
 
@@ -51,83 +46,24 @@ EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive"
 EVENTS |= {"stop": 0.3, "retire": 0.3}
 
 
-class Journal(MemoryJournal):
-    """A journal that makes one append durable at a time, and lets the world check it."""
-
-    world = None
-    behind = ()  #: what waits behind the append that becomes durable
-
-    def next(self):
-        """Make the oldest append durable."""
-        self.behind = self.pending[1:]
-        del self.pending[1:]
-        if self.pending:
-            self.world.durable(self.pending[0][0])
-            self.cluster = Standing()  # the append has confirmed that this server leads
-            self.commit()
-        self.pending, self.behind = [*self.behind, *self.pending], ()
-
-    def commit(self):
-        for _, streams in self.pending:
-            for stream in streams:
-                self.world.retired[stream] = self.bounds(stream)[1]
-                self.world.seen["retired"] += 1
-        super().commit()
-
-    def lose(self, durable):
-        """Kill the server: the first *durable* of its waiting appends are on disk, and nobody is told."""
-        waiting, self.pending = self.pending, []
-        for publish, streams in waiting[:durable]:
-            self.world.durable(publish)
-            self.pending = [(attrs.evolve(publish, owner=Nobody()), streams)]
-            observer, self._observer = self._observer, Nobody()
-            self.commit()
-            self._observer = observer
-
-    def waiting(self):
-        return [publish for publish, _ in (*self.behind, *self.pending)]
-
-
-class Nobody:
-    """The owner of appends, and the observer of a journal, whose server has died: it ignores all calls."""
-
-    def durable(self, ends):
-        pass
-
-    def settle(self, items):
-        pass
-
-
-def changes(publish):
-    """Yield the changes of the subscription in *publish*."""
-    for run in publish.runs:
-        if run.stream == STREAM:
-            yield from (json.loads(bytes(payload)) for payload in run.payloads())
-
-
 def records(publish):
     for run in publish.runs:
         yield from run.records()
 
 
-class World:
+class World(kept.World):
     """Servers on one journal, workers, and the truth about the records."""
 
     def __init__(self, rng):
-        self.rng, self.now, self.starts = rng, 0.0, 0
+        super().__init__(rng)
         self.key = rng.choice((None, "topic"))
         self.poison = {rng.randint(1, RECORDS) for _ in range(2)}  # numbers in each stream that always fail
-        self.journal = Journal(auto=False)
-        self.journal.world = self
-        self.truth = Truth(NAME, check, self.begun)
+        self.truth = Truth(NAME, check, self.begun, self.retired)
         self.letters, self.redriven, self.results = Counter(), Counter(), Counter()
         self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
         self.net, self.given, self.refusals = [], set(), set()
-        self.violation = None
-        self.seen, self.number = Counter(), 0
-        self.retired = Counter()  # the last number of each stream when it was retired last
+        self.number = 0
         self.workers = [Worker(self, f"w{number}") for number in range(WORKERS)]
-        self.left, self.weights = 0, []
         self.start()
         self.create()
         self.journal.next()
@@ -252,55 +188,22 @@ class World:
     # Events:
 
     def start(self):
-        self.starts += 1
-        self.clock = Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer())
-        self.broker.open()
-        self.journal.cluster = Standing()
-        shared = self.shared()
-        self.holds = {} if shared is None else {stream: lane.seen for stream, lane in shared.pool.lanes.items()}
+        super().start()
+        self.holds = {} if self.named is None else {stream: lane.seen for stream, lane in self.named.pool.lanes.items()}
 
     def stop(self):
         """Stop the server in order, and start another one, where only what has been leased waits."""
-        shared = self.shared()
-        leads = self.journal.cluster.leads_alone
-        exact = leads and shared is not None and not shared.pool.in_grace()
-        if self.journal.state is not JournalState.WRITABLE:
-            self.kill()
-            return
-        self.broker.table.close()
-        while self.journal.waiting():
-            self.journal.next()
-        for call in self.clock.getDelayedCalls():
-            call.cancel()
-        self.start()
-        shared = self.shared()
-        for stream, lane in shared.pool.lanes.items() if exact and shared is not None else ():
+        exact = self.journal.cluster.leads_alone and self.journal.state is JournalState.WRITABLE
+        exact = exact and self.named is not None and not self.named.pool.in_grace()
+        super().stop()
+        for stream, lane in self.named.pool.lanes.items() if exact and self.named is not None else ():
             for span in lane.spans:
                 for seq in range(span.first, span.last + 1) if span.state.held else ():
                     check(self.deliveries[stream, seq, self.generation(stream)], f"{seq} waits, and was never leased")
 
-    def kill(self):
-        waiting = len(self.journal.waiting())
-        self.journal.lose(self.rng.choice((0, self.rng.randint(0, waiting))))
-        for call in self.clock.getDelayedCalls():
-            call.cancel()
-        self.journal.lose(0)
-        self.start()
-
     @property
     def sharing(self):
         return self.broker.named
-
-    def shared(self):
-        """Return the subscription as the server knows it, or None."""
-        return self.broker.table.entries.get(NAME)
-
-    def publish(self):
-        stream = self.rng.choice(STREAMS)
-        if self.journal.bounds(stream)[1] < RECORDS:
-            topic = self.rng.choice("xy")
-            self.ask(lambda: self.broker.publish([Run.of(stream, [b"?"], source="test", topic=topic)]))
 
     def create(self):
         options = SubscriptionOptions(
@@ -312,43 +215,10 @@ class World:
         places = {stream: self.rng.randint(0, self.journal.bounds(stream)[1]) for stream in shared.pool.lanes}
         self.ask(lambda: self.sharing.rewind(shared, places))
 
-    def ask(self, call, then=None):
-        """Call the server, and ignore refusals; pass a successful answer to *then*."""
-        try:
-            answer = call()
-        except FyrehoseError:
-            return
-        answer.addCallbacks(then or (lambda _: None), lambda failure: failure.trap(FyrehoseError))
-        answer.addErrback(self.broken)
-
-    def broken(self, failure):
-        """Remember a violation in a callback, or an unexpected error."""
-        if self.violation is None:
-            violated = failure.check(Violation)
-            self.violation = failure.value if violated else Violation(f"an error: {failure.getTraceback()}")
-
-    def observe(self, event):
-        """Treat errors that the server has only logged as violations."""
-        if "log_failure" in event:
-            self.broken(event["log_failure"])
-
-    def full(self):
-        """Fill the disk, or make room on it again: what was accepted becomes durable then."""
-        if self.journal.state is JournalState.WRITABLE:
-            self.journal.enter(JournalState.READ_ONLY, "full")
-            return
-        while self.journal.waiting():
-            self.journal.next()
-        self.journal.enter(JournalState.WRITABLE, "room")
-
     def step(self):
-        """Let one random event happen; phases of a schedule change how likely each event is."""
-        if self.left == 0:
-            self.left = self.rng.choice((20, 50, 100))
-            self.weights = [weight * self.rng.choice((0.03, 1, 1, 4)) for weight in EVENTS.values()]
-        self.left -= 1
-        rng, journal, shared = self.rng, self.journal, self.shared()
-        event = rng.choices(list(EVENTS), self.weights)[0]
+        """Let one random event happen."""
+        rng, journal, shared = self.rng, self.journal, self.named
+        event = self.event(EVENTS)
         if event == "worker":
             rng.choice(self.workers).act()
         elif event == "net" and self.net:
@@ -360,10 +230,7 @@ class World:
         elif event == "kill":
             self.kill()
         elif event == "retention":
-            stream = rng.choice(STREAMS)
-            oldest, last = journal.bounds(stream)
-            if oldest < last:
-                journal.forget(stream, oldest + 1)
+            self.forget()
         elif event == "retire":
             self.ask(lambda: self.broker.retire_as("the test", [rng.choice(STREAMS)]))
         elif event == "checkpoint" and self.broker.table.entries:
@@ -380,12 +247,8 @@ class World:
             self.ask(lambda: self.sharing.delete(shared))
         elif shared is not None and event == "redrive":
             self.ask(lambda: self.sharing.redrive(shared))
-        if (shared := self.shared()) is not None:
+        if (shared := self.named) is not None:
             agrees(shared.pool, event)
-
-    def advance(self, seconds):
-        self.now += seconds
-        self.clock.advance(seconds)
 
     def deliver(self, rng):
         at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
@@ -402,10 +265,10 @@ class World:
         if journal.state is not JournalState.WRITABLE:
             self.full()
         for stream in STREAMS:
-            self.ask(lambda stream=stream: self.broker.publish([Run.of(stream, [b"?"], source="test", topic="x")]))
+            self.publish(stream)
         for turn in range(DRAIN):
             self.advance(1 if turn < DRAIN // 2 else 10)
-            shared = self.shared()
+            shared = self.named
             while journal.waiting():
                 journal.next()
             if shared is None:
@@ -428,13 +291,13 @@ class World:
         ends = {stream: self.journal.bounds(stream)[1] for stream in STREAMS}
         places = ((stream, seq) for stream in STREAMS for seq in range(self.retired[stream] + 1, ends[stream] + 1))
         left = [at for at in places if at not in self.final]
-        redriven = self.shared() is not None and self.shared().saved.redriven >= self.journal.bounds(DEAD)[1]
+        redriven = self.named is not None and self.named.saved.redriven >= self.journal.bounds(DEAD)[1]
         return left + ([] if redriven else [DEAD])
 
     def count(self):
         """Compare the state of the server with the truth, now and after a restart."""
         for _ in range(2):
-            shared = self.shared()
+            shared = self.named
             for stream, lane in shared.pool.lanes.items():
                 missing = lane.progress.final.gaps(self.retired[stream] + 1, self.journal.bounds(stream)[1])
                 check(not missing, f"the records {missing} of {stream} are not final")
@@ -493,7 +356,7 @@ class Worker:
         world = self.world
 
         def request():
-            shared = world.shared()
+            shared = world.named
             if shared is not None:
                 world.ask(lambda: call(shared), lambda answer: world.net.append(lambda: then(answer)))
 
@@ -572,21 +435,7 @@ def world_number(world):
 
 def schedule(seed):
     """Run one schedule, and return what happened."""
-    world = World(random.Random(seed))
-    globalLogPublisher.addObserver(world.observe)
-    try:
-        for _ in range(world.rng.choice((100, 200, 400))):
-            world.step()
-            if world.violation is not None:
-                break
-        else:
-            world.drain()
-        if world.violation is not None:
-            raise world.violation
-    finally:
-        globalLogPublisher.removeObserver(world.observe)
-        world.broker.table.close()
-    return world.seen + Counter(starts=world.starts)
+    return kept.run(World(random.Random(seed)))
 
 
 # Removing rules:

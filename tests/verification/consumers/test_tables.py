@@ -29,3 +29,7 @@ NOTICED_BY = {"mark": 8, "rewind-epoch": 17, "name-epoch": 11, "request-number":
 def test_a_missing_rule_of_the_table_is_noticed(rule: str) -> None:
     found, _, _ = tables.SEARCH.without(rule, NOTICED_BY.get(rule, 1), 1_500)
     assert found
+
+
+def test_a_stream_that_was_created_again_waits_for_no_lease_after_an_orderly_stop() -> None:
+    assert tables.schedule("7-2245")["retired"]

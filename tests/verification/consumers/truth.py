@@ -47,6 +47,7 @@ class Truth:
 
     :ivar check: called with a condition that must hold, and with a message
     :ivar begun: called with a stream when a generation of it begins; with None when one of each stream begins
+    :ivar retired: the last number of each stream when it was retired: a checkpoint may forget the ends before
     :ivar exists: whether the subscription was created, and not deleted since
     :ivar final: how each record ended in its present generation; ``skipped`` if it was before the first to be leased
     :ivar ends: of records that are not final: how many deliveries have ended, and how many of them failed
@@ -59,6 +60,7 @@ class Truth:
     name: str
     check: Callable[[object, str], None]
     begun: Callable[[str | None], None]
+    retired: Counter[str] = attrs.field(factory=Counter)
     exists: bool = False
     final: dict[tuple[str, int], str] = attrs.field(factory=dict)
     ends: dict[tuple[str, int], list[int]] = attrs.field(factory=dict)
@@ -77,8 +79,8 @@ class Truth:
 
     def apply(self, change: dict[str, Any]) -> set[tuple[str, int, str]]:
         """Apply *change*; return stream, number and end of each record that becomes final."""
-        if "all" in change:
-            self._check_checkpoint(change["entries"].get(self.name))
+        if "streams" in change:
+            self._check_checkpoint(change["streams"])
             return set()
         if "set" in change:
             self._create(change)
@@ -123,17 +125,18 @@ class Truth:
         self.reach[stream] = floor
         self.final |= {(stream, seq): "skipped" for seq in range(1, floor + 1)}
 
-    def _check_checkpoint(self, share: dict[str, Any] | None) -> None:
-        """Check that a checkpoint agrees with the changes before it."""
-        self.check((share is not None) is self.exists, f"the subscription exists: {self.exists}, a checkpoint: {share}")
-        streams = {} if share is None else share["streams"]
-        final, ends = set(), {}
+    def _check_checkpoint(self, streams: dict[str, Any]) -> None:
+        """Check that a part of a checkpoint, which is small enough to be whole, agrees with the changes before it."""
+        self.check(self.exists, "a checkpoint has the subscription, which does not exist")
         for stream, progress in streams.items():
-            final |= {(stream, seq) for seq in (*range(1, progress["floor"] + 1), *numbers(progress["above"]))}
-            ends |= {(stream, seq): end for seq, end in ends_of(progress["ends"])}
-        wrong = sorted(final ^ self.final.keys())
-        self.check(not wrong or share is None, f"a checkpoint does not agree about what is final: {wrong}")
-        self.check(ends == self.ends or share is None, f"a checkpoint has the failures {ends}, not {self.ends}")
+            final = {*range(1, progress["floor"] + 1), *numbers(progress["above"])}
+            wrong = {
+                seq for seq in final ^ {seq for name, seq in self.final if name == stream} if seq > self.retired[stream]
+            }
+            self.check(not wrong, f"a checkpoint does not agree about what is final in {stream}: {sorted(wrong)}")
+            ends = {(stream, seq): end for seq, end in ends_of(progress["ends"])}
+            known = {place: end for place, end in self.ends.items() if place[0] == stream}
+            self.check(ends == known, f"a checkpoint has the failures {ends} of {stream}, not {known}")
 
 
 def agrees(pool: LeasePool, what: str) -> None:
