@@ -132,7 +132,7 @@ class ExclusiveSubscription(NamedSubscription):
 
         :param sent: number of the last record that was sent to the consumer, by stream
         """
-        if any(seq > self.last(stream) for stream, seq in sent.items()):
+        if any(seq > self.last(stream) for stream, seq in sent.items() if stream in self.tracks):
             self.lease = PollLease(holder, self.table.clock.seconds() + seconds, seconds, sent)
 
     def _end_lease(self, lease: PollLease, takeover: bool) -> None:
@@ -193,7 +193,7 @@ class ExclusiveSubscription(NamedSubscription):
         """Return *draft* with the numbers that wait to be written, except in streams that it rewinds."""
         for stream, seq in self._wanted.items():
             track = self.tracks.get(stream)
-            if track is not None and draft.of(track).rewind is None and seq > track.progress.final.floor:
+            if track is not None and track not in draft.changes and seq > track.progress.final.floor:
                 draft.of(track).settled = [(track.progress.final.floor + 1, seq)]
         return draft
 

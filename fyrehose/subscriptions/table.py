@@ -285,7 +285,7 @@ class SubscriptionTable:
         """Add *stream*, which the pattern of *subscription* matches, if it is to be added, and return whether it was.
 
         :param left: for how many streams there is room; one in which the subscription has some progress needs none
-        :param begin: the number behind which a shared subscription begins without any progress
+        :param begin: the number behind which the subscription begins without any progress
         """
         if stream in subscription.tracks or not subscription.options.may_have(stream):
             return False
@@ -293,7 +293,7 @@ class SubscriptionTable:
         if left < 1 and not (saved is not None and saved.begun):
             subscription.left_out += 1
             return False
-        if saved is None and begin and subscription.options.shared:  # no record has the numbers before, so none expires
+        if saved is None and begin:  # No record has the numbers before, so none expires, and none is missed.
             subscription.saved.streams[stream] = StreamProgress(NumberSet(begin), begin, unwritten=True)
         subscription.add_stream(stream, subscription.saved.progress(stream))
         return True
