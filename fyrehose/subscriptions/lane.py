@@ -324,8 +324,6 @@ class Lane(Track):
         self.put(first, last, state)
         if first < self._oldest:
             self.look_again()
-        if state.writing:
-            return
         if state.until > self.pool.now():
             self.pool.alarm(state.until, self, first, last, state)
         else:

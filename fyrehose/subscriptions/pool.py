@@ -397,6 +397,7 @@ class LeasePool:
             lane.expire(draft)
         draft.changes = {lane: change for lane, change in draft.changes.items() if change.fields()}
         if draft.changes and not self.append(draft):
+            self.more = False  # Another turn would be refused, too; the next check tries again.
             self._set_alarms()
             for lane in self.lanes.values():
                 lane.look_again()

@@ -507,6 +507,20 @@ def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None
     assert world.pool.repeats("w7", 1)
 
 
+def test_a_full_disk_leaves_no_work_for_another_turn_which_would_be_refused_too() -> None:
+    world = World(window=TURN + 10, most=TURN + 10)
+    world.lane.arrived(TURN + 10)
+    for number in range(TURN + 1):
+        world.lease(consumer=f"w{number % 2}")
+    world.commit()
+    world.now, world.full = 11.0, True
+    world.tick()
+    assert not world.pool.more
+    world.full = False
+    world.tick()
+    assert world.pool.more, "one lease is left"
+
+
 def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
     world = World()
     world.lease(2)

@@ -289,6 +289,21 @@ def test_a_stream_that_was_retired_begins_behind_its_numbers_also_after_a_restar
     assert describe(found)["expired_total"] == 0
 
 
+def test_a_stream_created_again_waits_for_no_lease_after_an_orderly_stop() -> None:
+    world = World()
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, lease=9)).result
+    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
+    (part,) = world.lease(shared, 5).result
+    shared.act([Item("done", 1, 5, part.lease.token, "logs.a")], "w")
+    world.table.stream.maintain(True)
+    world.broker.retire_as("test", ["logs.a"])
+    world.clock.pump([CHECK] * 4)
+    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
+    world.table.close()
+    again: Any = World(world.journal)
+    assert seqs(again.lease(again.table.entries["logs"], 9)) == [6], "nobody has had it"
+
+
 def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
     world = World()
     options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, dead="dead")

@@ -22,6 +22,7 @@ from twisted.internet.defer import succeed
 
 from fyrehose.errors import InvalidPosition, NoSuchSubscription, SubscriptionInUse
 from fyrehose.interfaces import JournalState
+from fyrehose.subscriptions import exclusive
 from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.progress import STREAM
 from fyrehose.subscriptions.table import SubscriptionTable
@@ -357,7 +358,7 @@ MISSING = {
 }
 
 
-SEARCH = Search(schedule, MISSING)
+SEARCH = Search(schedule, MISSING, (exclusive,))
 
 if __name__ == "__main__":
     sys.exit(SEARCH.main(__doc__))

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 
 import attrs
-from searching import Violation
+from searching import Violation, check
 from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 
@@ -25,6 +25,8 @@ from fyrehose.subscriptions.progress import STREAM
 from fyrehose.testing import MemoryJournal
 
 NAME, STREAMS, RECORDS = "n", ("logs.a", "logs.b", "logs.c"), 5
+#: More turns than a server of a schedule needs for what happens at one time.
+MOST_TURNS = 5_000
 
 
 class Journal(MemoryJournal):
@@ -63,6 +65,17 @@ class Journal(MemoryJournal):
 
     def waiting(self):
         return [publish for publish, _ in (*self.behind, *self.pending)]
+
+
+class BoundedClock(Clock):
+    """A clock that notices a server that always has more to do."""
+
+    turns = 0  #: how many calls came for the present time
+
+    def callLater(self, delay, *call, **options):
+        self.turns = 0 if delay else self.turns + 1
+        check(self.turns < MOST_TURNS, "the server is busy for ever")
+        return super().callLater(delay, *call, **options)
 
 
 class Nobody:
@@ -111,7 +124,7 @@ class World:
 
     def start(self):
         self.starts += 1
-        self.clock = Clock()
+        self.clock = BoundedClock()
         self.broker = Broker(self.clock, self.journal, Sequencer())
         self.broker.open()
         self.journal.cluster = Standing()
@@ -181,6 +194,7 @@ class World:
 
     def advance(self, seconds):
         self.now += seconds
+        self.clock.turns = 0
         self.clock.advance(seconds)
 
     def event(self, events):

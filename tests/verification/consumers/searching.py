@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, nullcontext
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import attrs
+from ran import Ran
 
 
 class Violation(Exception):
@@ -29,10 +31,12 @@ class Search:
     :ivar schedule: runs the schedule of a seed, and returns what happened
     :ivar missing: by rule, a function that returns the replacements, by owner and name, that remove the rule from the
         code
+    :ivar modules: the modules that have the rules
     """
 
     schedule: Callable[[str], Counter[str]]
     missing: Mapping[str, Callable[[], Mapping[tuple[Any, str], Any]]]
+    modules: tuple[ModuleType, ...] = ()
 
     def run(self, seed: object, schedules: int) -> tuple[int | None, str, Counter[str]]:
         """Return the ordinal of the first schedule with a violation (or None), the violation, and all counts."""
@@ -51,12 +55,19 @@ class Search:
                 stack.enter_context(patch.object(owner, name, value))
             return self.run(seed, schedules)
 
+    def unreached(self, seed: object, schedules: int, elsewhere: Collection[str]) -> list[str]:
+        """Return the branches of the rules that never run, but those of *elsewhere*, of which each has to exist."""
+        with Ran(*self.modules) as ran:
+            self.run(seed, schedules)
+        return [*ran.never() - set(elsewhere), *set(elsewhere) - ran.branches().keys()]
+
     def main(self, description: str | None) -> int:
         """Run the search as a command; return its exit status."""
         parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--schedules", type=int, default=20_000)
         parser.add_argument("--seed", default="1")
         parser.add_argument("--without", choices=list(self.missing), metavar="RULE")
+        parser.add_argument("--branches", action="store_true", help="count how often each branch of the rules runs")
         parser.add_argument("--rules", action="store_true", help="remove each rule in turn; each must be noticed")
         options = parser.parse_args()
         missed = 0
@@ -67,7 +78,10 @@ class Search:
         if options.rules or options.without:
             return 1 if missed else 0
         begun = time.monotonic()
-        found, what, seen = self.run(options.seed, options.schedules)
+        with Ran(*self.modules) if options.branches else nullcontext() as ran:
+            found, what, seen = self.run(options.seed, options.schedules)
+        for branch, count in sorted(ran.branches().items(), key=lambda each: each[1]) if ran else ():
+            print(f"{count:9}  {branch}")
         if found:
             print(f"schedule {options.seed}-{found - 1}: {what}")
             return 1

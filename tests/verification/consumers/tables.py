@@ -18,6 +18,8 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from contextlib import ExitStack
+from unittest.mock import patch
 
 import attrs
 import kept
@@ -26,14 +28,16 @@ from searching import Search, check
 from truth import Truth, agrees, ended_by, numbers
 from twisted.internet.defer import succeed
 
+from fyrehose.errors import Forbidden, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.standing import Standing
-from fyrehose.subscriptions import progress
+from fyrehose.subscriptions import lane as lanes
+from fyrehose.subscriptions import pool, progress, shared
 from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import SOURCE, SubscriptionOptions
-from fyrehose.subscriptions.table import SubscriptionTable
+from fyrehose.subscriptions.table import MOST_REDRIVEN, SubscriptionTable
 
 LEASE, LIMIT, WINDOW, MOST, WORKERS = 6, 2, 4, 3, 3
 DEAD = "logs.dead"
@@ -43,7 +47,22 @@ DRAIN = 400
 #: The events of a schedule and their weights, which the phases of a schedule change.
 EVENTS = {"worker": 25, "net": 60, "time": 8, "commit": 20, "publish": 8, "kill": 0.6, "full": 0.4, "retention": 0.5}
 EVENTS |= {"checkpoint": 1, "rewind": 0.3, "delete": 0.3, "create": 1, "redrive": 1, "crash": 0.4, "doubt": 0.5}
-EVENTS |= {"stop": 0.3, "retire": 0.3}
+EVENTS |= {"stop": 0.3, "retire": 0.6, "pause": 0.5, "release": 0.5, "forbid": 0.5}
+
+#: Bounds of one turn, one request and one answer that some schedules make so small that work is left for later.
+BOUNDS = {
+    (lanes, "LOOKS"): 2,
+    (lanes, "MOST_ENDS"): 1,
+    (pool, "TURN"): 3,
+    (pool, "SPARE"): 1,
+    (pool, "MOST_CONSUMERS"): 1,
+}
+BOUNDS |= {
+    (shared, "MOST_LETTERS"): 1,
+    (shared, "MOST_ANSWERS"): 1,
+    (shared, "ANSWER_BYTES"): 1,
+    (shared, "LETTER_BYTES"): 1,
+}
 
 
 def records(publish):
@@ -61,8 +80,8 @@ class World(kept.World):
         self.truth = Truth(NAME, check, self.begun, self.retired)
         self.letters, self.redriven, self.results = Counter(), Counter(), Counter()
         self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
-        self.net, self.given, self.refusals = [], set(), set()
-        self.number = 0
+        self.net, self.given, self.released, self.refusals = [], set(), set(), set()
+        self.number, self.lost, self.paused, self.refusal = 0, 0, False, None
         self.workers = [Worker(self, f"w{number}") for number in range(WORKERS)]
         self.start()
         self.create()
@@ -72,9 +91,10 @@ class World(kept.World):
 
     def durable(self, publish):
         """Record what *publish* has made durable, and check it."""
-        ended = set()
+        ended, lost = set(), 0
         for change in changes(publish):
             if "set" in change:
+                self.paused, self.lost = False, 0
                 self.seen["deleted" if change["set"] is None else "created"] += 1
             # If a server ends between the first record of a stream that is created again and the first change in it,
             # the next one finds again that the records are gone that were forgotten.
@@ -87,6 +107,9 @@ class World(kept.World):
             check(not whys & self.refusals, f"a request was refused, and has made dead letters: {whys}")
             self.seen.update(how for _, _, how in found)
             ended |= found
+            self.paused = change.get("paused", self.paused)
+            lost += change.get("lost", 0)
+        self.check_letters(publish, ended, lost)
         for record in records(publish):
             place = record.producer, record.producer_seq
             if record.stream == "results":
@@ -99,6 +122,15 @@ class World(kept.World):
                 self.seen["redriven"] += 1
                 twice = self.redriven[place] > self.letters[place]
                 check(not twice, f"dead letter of {place} was published again twice")
+
+    def check_letters(self, publish, ended, lost):
+        """Check that each record that dies has a dead letter, or counts as lost, unless retention has deleted it."""
+        letters = {(record.producer, record.producer_seq) for record in records(publish) if record.stream == DEAD}
+        without = {(stream, seq) for stream, seq, how in ended if how == "dead"} - letters
+        kept = {(stream, seq) for stream, seq in without if seq >= self.journal.bounds(stream)[0]}
+        check(len(kept) <= lost <= len(without), f"{lost} dead letters are lost, of {sorted(without)} without one")
+        self.seen["lost"] += lost
+        self.lost += lost
 
     @property
     def final(self):
@@ -133,6 +165,7 @@ class World(kept.World):
             at = stream, record.seq, self.generation(stream)
             if (at, token) in self.given:
                 continue
+            check(not self.paused_at_all(), f"{at} was leased, although the subscription is paused")
             self.given.add((at, token))
             fresh |= record.seq > max(self.high[stream], self.held_to(stream))
             self.deliveries[at] += 1
@@ -162,6 +195,14 @@ class World(kept.World):
         self.refusals |= {why} if why else set()
         return failure
 
+    def paused_at_all(self):
+        """Return whether the subscription is paused once all waiting appends are durable."""
+        waiting = (change for publish in self.journal.waiting() for change in changes(publish))
+        return (
+            [self.paused]
+            + [False if "set" in each else each["paused"] for each in waiting if {"set", "paused"} & each.keys()]
+        )[-1]
+
     def topics(self, stream, before):
         found = (record for run in self.journal.read(stream, 1, 1 << 20) for record in run.records())
         return [(record.seq, record.topic) for record in found if record.seq < before]
@@ -189,6 +230,8 @@ class World(kept.World):
 
     def start(self):
         super().start()
+        self.deleted, self.broker.table.most_redriven = None, self.rng.choice((1, MOST_REDRIVEN))
+        self.admit, self.broker.table.admit = self.broker.table.admit, self.admitted
         self.holds = {} if self.named is None else {stream: lane.seen for stream, lane in self.named.pool.lanes.items()}
 
     def stop(self):
@@ -200,6 +243,27 @@ class World(kept.World):
             for span in lane.spans:
                 for seq in range(span.first, span.last + 1) if span.state.held else ():
                     check(self.deliveries[stream, seq, self.generation(stream)], f"{seq} waits, and was never leased")
+
+    def admitted(self, creator, run):
+        """Refuse dead letters for good, or for some time, or none."""
+        if self.refusal is not None:
+            raise self.refusal
+        return self.admit(creator, run)
+
+    def release(self):
+        """Return what a worker has, as somebody who looks at the subscription may do."""
+        worker = self.rng.choice(self.workers)
+        held = [
+            (stream, seq)
+            for lane in self.named.pool.lanes.values()
+            for stream, seq, name, *_ in lane.leases()
+            if name == worker.name
+        ]
+        places = {(stream, seq, self.generation(stream)) for stream, seq in held}
+        self.untried.update(places)
+        self.released |= {(at, token) for at, token in self.given if at in places}
+        worker.drop(lambda at: at in places)
+        self.ask(lambda: self.named.release(worker.name))
 
     @property
     def sharing(self):
@@ -243,7 +307,14 @@ class World(kept.World):
             getattr(self, event)()
         elif shared is not None and event == "rewind":
             self.rewind(shared)
+        elif shared is not None and event == "pause":
+            self.ask(lambda: shared.pause(rng.random() < 0.5))
+        elif shared is not None and event == "release":
+            self.release()
+        elif event == "forbid":
+            self.refusal = rng.choice((None, ReadOnly("for some time"), Forbidden("not any more")))
         elif shared is not None and event == "delete":
+            self.deleted = shared
             self.ask(lambda: self.sharing.delete(shared))
         elif shared is not None and event == "redrive":
             self.ask(lambda: self.sharing.redrive(shared))
@@ -260,7 +331,7 @@ class World(kept.World):
 
     def drain(self):
         """Stop all faults and failures, and check that every record ends."""
-        self.poison = set()
+        self.poison, self.refusal = set(), None
         journal = self.journal
         if journal.state is not JournalState.WRITABLE:
             self.full()
@@ -273,6 +344,8 @@ class World(kept.World):
                 journal.next()
             if shared is None:
                 self.create()
+            elif self.paused:
+                self.ask(lambda shared=shared: shared.pause(False))
             elif turn % 8 == 0:
                 self.ask(lambda shared=shared: self.sharing.redrive(shared))
             for worker in self.workers:
@@ -298,6 +371,8 @@ class World(kept.World):
         """Compare the state of the server with the truth, now and after a restart."""
         for _ in range(2):
             shared = self.named
+            lost = shared.saved.total("lost")
+            check(lost == self.lost, f"{lost} dead letters count as lost, not {self.lost}")
             for stream, lane in shared.pool.lanes.items():
                 missing = lane.progress.final.gaps(self.retired[stream] + 1, self.journal.bounds(stream)[1])
                 check(not missing, f"the records {missing} of {stream} are not final")
@@ -322,9 +397,12 @@ class Worker:
         self.held, self.stale = {}, []
 
     def forget(self, stream):
-        """Move its leases on the rewound *stream* to the stale ones; the worker does not know that they ended."""
-        self.stale += [(at, token) for at, (token, _) in self.held.items() if at[0] == stream]
-        self.held = {at: held for at, held in self.held.items() if at[0] != stream}
+        self.drop(lambda at: at[0] == stream)
+
+    def drop(self, ended):
+        """Move the leases that have *ended* to the stale ones; the worker does not know that they have."""
+        self.stale += [(at, token) for at, (token, _) in self.held.items() if ended(at)]
+        self.held = {at: held for at, held in self.held.items() if not ended(at)}
 
     def act(self, patient=False):
         rng = self.world.rng
@@ -356,7 +434,8 @@ class Worker:
         world = self.world
 
         def request():
-            shared = world.named
+            late = world.deleted is not None and world.deleted.gone and world.rng.random() < 0.1
+            shared = world.deleted if late else world.named
             if shared is not None:
                 world.ask(lambda: call(shared), lambda answer: world.net.append(lambda: then(answer)))
 
@@ -385,7 +464,8 @@ class Worker:
 
     def take(self, stream, seq, generation, token, until):
         at = stream, seq, generation
-        if generation != self.world.generation(stream) or until <= self.world.now:
+        released = (at, token) in self.world.released
+        if generation != self.world.generation(stream) or until <= self.world.now or released:
             self.stale.append((at, token))
         elif (stream, seq) not in self.world.final and (at, token) not in self.said:  # an answer may be delivered twice
             self.held[at] = token, until
@@ -396,14 +476,22 @@ class Worker:
         self.held.pop(at, None)
         self.said.add((at, token))
         world, why = self.world, f"no {world_number(self.world)}" if kind == "reject" else ""
-        item = Item(kind, seq, seq, token, stream, delay=0 if kind != "reject" else None, why=why)
-        runs = [Run.of("results", [f"{stream} {seq} {generation}".encode()], source="w")] if kind == "done" else []
+        last, after = seq, (stream, seq + 1, generation)
+        if after in self.held and self.held[after][0] == token and kind != "failed":
+            last = seq + 1
+            self.held.pop(after)
+            self.said.add((after, token))
+            world.untried[after] += kind == "untried"
+        items = [Item(kind, seq, last, token, stream, delay=0 if kind != "reject" else None, why=why)]
+        items *= 1 if world.rng.random() < 0.9 else 2
+        results = [f"{stream} {each} {generation}".encode() for each in range(seq, last + 1)]
+        runs = [Run.of("results", results, source="w")] if kind == "done" else []
         if kind == "reject" and world.rng.random() < 0.5:
             runs = [Run.of("", [b"?"], source="w")]  # it is refused, and with it the whole request
 
         def call(shared):
-            asked = world.sharing.act(shared, [item], self.name, runs)
-            return asked.addCallbacks(world.answered, world.refused, (item, generation), errbackArgs=(why,))
+            asked = world.sharing.act(shared, items, self.name, runs)
+            return asked.addCallbacks(world.answered, world.refused, (items[0], generation), errbackArgs=(why,))
 
         self.send(call, lambda answer: None)
 
@@ -435,7 +523,11 @@ def world_number(world):
 
 def schedule(seed):
     """Run one schedule, and return what happened."""
-    return kept.run(World(random.Random(seed)))
+    rng = random.Random(seed)
+    with ExitStack() as stack:
+        for (module, name), bound in BOUNDS.items() if rng.random() < 0.3 else ():
+            stack.enter_context(patch.object(module, name, bound))
+        return kept.run(World(rng))
 
 
 # Removing rules:
@@ -536,7 +628,7 @@ MISSING = {
 }
 
 
-SEARCH = Search(schedule, MISSING)
+SEARCH = Search(schedule, MISSING, (lanes, pool, shared))
 
 if __name__ == "__main__":
     sys.exit(SEARCH.main(__doc__))

@@ -21,6 +21,14 @@ def test_random_schedules_of_exclusive_subscriptions_break_no_rule(seed: int) ->
     assert all(seen[kind] > 5 for kind in kinds), f"too few of {seen}"
 
 
+def test_every_branch_of_the_rules_runs() -> None:
+    elsewhere = {
+        "ExclusiveSubscription.seq: return self.tracks[self.options.stream].durable_floor",
+        "ExclusiveSubscription.take_report: self.report = ConsumerReport(text, self.table.clock.seconds(",
+    }
+    assert exclusives.SEARCH.unreached("e0", 30, elsewhere) == []
+
+
 @pytest.mark.parametrize("rule", list(exclusives.MISSING))
 def test_a_missing_rule_of_exclusive_subscriptions_is_noticed(rule: str) -> None:
     found, _, _ = exclusives.SEARCH.without(rule, 1, 200)
