@@ -127,14 +127,12 @@ class Outgoing:
             self.written = sum(map(len, data)) + (self.written if self.paused else 0)
             owner.transport.writeSequence(data)
         else:
-            self.written += sum(map(len, data))
             self._behind.extend(data)
 
     def flush_replies(self) -> int:
         """Flush replies to a peer that does not read; return how many bytes of replies are unread."""
-        before = self.written
+        self._replies += sum(map(len, self._owner.session.out))
         self.flush()
-        self._replies += self.written - before
         return self._replies
 
     def send_record(self, record: LargeRecord) -> None:
@@ -216,9 +214,9 @@ class Outgoing:
 
     def _continue(self) -> None:
         """Queue for a turn, if a record is half sent."""
-        if self.record is None:
+        if self.record is None or self.record.run is None:  # the peer has read what it was sent
             self._unread.discard(self)
-        elif not self._queued:
+        if self.record is not None and not self._queued:
             self._queued = True
             self._owner.broker.turns.ready(self, self.network)
 
@@ -239,7 +237,7 @@ class Outgoing:
 
     def _write_piece(self, data: bytes, behind: Sequence[bytes] = ()) -> None:
         """Write *data*, a piece of the record, and then the data that waited for its end."""
-        self.written = len(data)
+        self.written = len(data) + sum(map(len, behind))
         self._delivered = True
         self._owner.transport.writeSequence([*self._owner.frame(data), *behind])
 

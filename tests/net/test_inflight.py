@@ -139,91 +139,6 @@ def test_the_smallest_part_counts_publishes_and_the_incomplete_frame_together() 
     assert (half.reading, more.reading) == (True, False)
 
 
-def test_closed_account_stays_charged_until_its_publishes_are_durable() -> None:
-    budget = InFlight()
-    peer = Peer(budget, size=1000)
-    peer.send(10)
-    peer.account.hold(500)
-    peer.account.close()
-    peer.account.close()
-    assert budget.used == 500
-    peer.account.expect(2000, 0)
-    peer.account.complete()
-    assert budget.used == 500
-    peer.account.release(500)
-    assert (budget.used, budget.held) == (0, 0)
-
-
-def test_connection_that_is_closed_twice_counts_once() -> None:
-    budget = InFlight()
-    first, second = peers(budget, 2)
-    first.account.close()
-    first.account.close()
-    assert Peer(budget).account.share is second.account.share
-
-
-def test_the_share_of_a_network_without_connections_is_forgotten() -> None:
-    budget = InFlight()
-    left: list[tuple[int, int]] = []
-    for _ in range(2):
-        peer, other = peers(budget, 2)
-        peer.account.hold(10)
-        peer.account.close()
-        other.account.close()
-        closed = references(budget)
-        peer.account.release(10)
-        left.append((closed, references(budget)))
-    assert left[0] == left[1]
-    assert left[0][0] > left[0][1], "until it is durable, what was published belongs to the share"
-
-
-# Publishes that were submitted to the journal.
-
-
-def behind(budget: InFlight, window: int, *networks: str) -> list[Peer]:
-    """Return a peer of each network, of which the first has submitted more than the journal writes in a short time."""
-    budget.window = lambda: window
-    found = [Peer(budget, network) for network in networks]
-    found[0].account.hold(window, window)
-    return found
-
-
-def test_input_waits_for_the_journal_except_that_of_networks_that_have_nothing_there() -> None:
-    one, same, other = behind(InFlight(), MIB, "a", "a", "b")
-    waiting: list[Peer] = []
-    parked = [peer.account.park(lambda peer=peer: waiting.append(peer)) for peer in (one, same, other)]  # type: ignore[misc]
-    assert parked == [True, True, False]
-    one.account.release(MIB, MIB)
-    assert waiting == [one, same]
-
-
-def test_networks_that_publish_share_what_the_journal_writes_in_a_short_time() -> None:
-    one, other = behind(InFlight(), MIB, "a", "b")
-    other.account.hold(MIB // 2 - 1, MIB // 2 - 1)
-    waiting: list[str] = []
-    assert not other.account.park(lambda: waiting.append("b")), "it has less than its half"
-    assert one.account.park(lambda: waiting.append("a"))
-    other.account.hold(1, 1)
-    assert other.account.park(lambda: waiting.append("b"))
-    one.account.release(MIB, MIB)
-    assert waiting == ["a"]
-    other.account.release(1, 1)
-    assert waiting == ["a", "b"]
-
-
-def test_input_of_a_network_does_not_wait_for_publishes_of_another() -> None:
-    one, other = behind(InFlight(), MIB, "a", "b")
-    other.account.hold(100, 100)
-    assert not other.account.behind
-    assert one.account.behind
-
-
-def test_closed_account_waits_for_nothing() -> None:
-    [one] = behind(InFlight(), MIB, "a")
-    one.account.close()
-    assert not one.account.park(lambda: None)
-
-
 # Incomplete frames.
 
 
@@ -485,7 +400,11 @@ class InFlightMachine(RuleBasedStateMachine):
 
     def leaves(self, peer: Peer) -> None:
         self.open.remove(peer)
-        peer.account.close()
+        for _ in range(2):
+            peer.account.close()
+            peer.account.expect(0, 0)
+            peer.account.complete()
+        assert not peer.account.park(lambda: None), "it is closed"
 
     def advances(self, peer: Peer, size: int) -> None:
         if not peer.size:
@@ -585,6 +504,9 @@ class InFlightMachine(RuleBasedStateMachine):
         assert not [account for account in self.parked if not account.share.submitted], "nothing will end the wait"
         assert budget.used == budget.held + sum(peer.account.arrived for peer in self.open)
         assert all(peer.account.paused != peer.reading for peer in self.open)
+        for share in {peer.account.share for peer in self.open}:
+            arrived = sum(peer.account.arrived for peer in self.open if peer.account.share is share)
+            assert share.used == arrived + sum(each.size for each in self.in_flight if each.account.share is share)
         assert not [peer for peer in self.open if peer.reading and peer.account.waits]
 
     @invariant()
