@@ -190,6 +190,6 @@ class TCPService(Service):
     def stopService(self) -> Deferred[None]:
         """Close the port, then each connection once its publishes are acknowledged."""
         Service.stopService(self)
-        port, self._port = self._port, None
+        port = self._port
         closed = succeed(None) if port is None else cast("Deferred[None]", port.stopListening() or succeed(None))
         return closed.addCallback(lambda _: self.factory.drain())

@@ -12,6 +12,7 @@ TEXT, SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"
 #: How many bytes of a connection are kept to name its protocol.
 BEGINNING = 16
 TLS, HTTP = "TLS", "HTTP"
+_PROXIED = "the peer sends a PROXY header: add its network to {}.proxies"
 _METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"CONNECT ", b"PATCH ", b"PRI * HTTP/2")
 #: The first bytes that clients of other protocols send.
 _CLIENTS = (
@@ -46,7 +47,7 @@ def foreign_server(beginning: bytes) -> str:
     return spoken(beginning, _SERVERS)
 
 
-def foreign_client(beginning: bytes, protocol: str, lacks_tls: bool = False) -> str:
+def foreign_client(beginning: bytes, protocol: str, lacks_tls: bool) -> str:
     """Return what the client of a listener speaks instead of *protocol*, and what to do; empty if it is not known.
 
     :param beginning: the first bytes of the client, without TLS if the listener has it
@@ -61,7 +62,7 @@ def foreign_client(beginning: bytes, protocol: str, lacks_tls: bool = False) -> 
         case "HTTP":
             return "the peer speaks HTTP: connect it to the port of the http or the admin listener"
         case "PROXY":
-            return f"the peer sends a PROXY header: add its network to {protocol}.proxies"
+            return _PROXIED.format(protocol)
         case "RDP":
             return "the peer speaks RDP, as scanners do: keep it away from this port by a firewall"
     return ""
@@ -73,7 +74,7 @@ def without_tls(beginning: bytes, protocol: str) -> str:
     if not beginning or kind == TLS:
         return ""
     if kind == "PROXY":
-        return foreign_client(beginning, protocol)
+        return _PROXIED.format(protocol)
     what = f"speaks {kind}" if kind else f"sends {beginning!r}"
     return (
         f"the peer {what} without TLS: turn TLS on at the peer, or off here (tcp: without {protocol}.tls-certificate)"

@@ -64,9 +64,10 @@ def test_failed_watchers_get_the_reason() -> None:
     watchers = Watchers()
     waiting = watchers.when(lambda: False)
     watchers.end(Closed("the client was closed"))
-    with pytest.raises(Closed):
-        raise waiting.result.value  # type: ignore[attr-defined]
-    waiting.addErrback(lambda failure: None)
+    for failed in (waiting, watchers.when(lambda: True)):
+        with pytest.raises(Closed):
+            raise failed.result.value  # type: ignore[attr-defined]
+        failed.addErrback(lambda failure: None)
 
 
 def test_callback_that_closes_the_client_fails_the_other_watchers() -> None:
@@ -386,6 +387,11 @@ def test_pause_lasts_over_connections() -> None:
     assert server.transport.producerState == "paused"
     server.client.resume()
     assert server.transport.producerState == "producing"
+    client = EventClient(server.clock, server, connection_options=RETRIES)
+    client.pause()
+    client.resume()
+    client.connect()
+    assert server.accept().transport.producerState == "producing", "it was paused only before it connected"
 
 
 def test_close_waits_for_the_connection_and_aborts_it_after_its_time() -> None:
@@ -430,6 +436,7 @@ def test_default_decision_is_final_only_for_people_to_mend() -> None:
     for reason in (WrongProtocol("x"), TlsFailed("certificate expired")):
         failed = ConnectionFailed(reason)
         assert process_exception(failed) is failed
+    assert TlsFailed("certificate expired").text == "certificate expired", "without the words before it"
 
 
 def test_restart_is_logged_unless_the_program_wants_to_know_it(log_lines: list[str]) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.endpoints import AdoptedStreamServerEndpoint
+from twisted.internet.tcp import Port
 from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.policies import WrappingFactory
 
 from fyrehose.errors import ConfigError
 from fyrehose.net.endpoints import UNIX_PATH, TCPService, flaw_of
+from fyrehose.net.sockets import WAITING
 from fyrehose.net.tcp import TCPSettings
 from fyrehose.net.tls import TLSSettings
 from fyrehose.options import networks
@@ -92,6 +94,24 @@ def test_flaw_of_an_endpoint_is_found_before_it_is_opened(endpoint: str, flaw: s
     assert flaw_of(endpoint) == flaw
 
 
+@pytest.mark.parametrize(("more", "backlog"), [("", WAITING), (":backlog=7", 7)])
+def test_as_many_connections_wait_to_be_accepted_as_reconnect_at_once(more: str, backlog: int) -> None:
+    class Reactor(MemoryReactorClock):
+        def listenTCP(self, *of: Any, **named: Any) -> Port:
+            port = Port(*of, **named, reactor=self)
+            port.startListening()
+            return port
+
+    reactor, opened = Reactor(), list[Port]()
+    service = TCPService(reactor, "toy", f"tcp:0:interface=127.0.0.1{more}", make().factory)
+    service.startService().addCallback(opened.append)
+    info = opened[0].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    somaxconn = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert int.from_bytes(info[28:32], sys.byteorder) == min(backlog, somaxconn), "see tcp_get_info() of Linux"
+    service.stopService()
+    reactor.advance(0)
+
+
 def test_with_a_certificate_a_factory_of_tls_listens_instead_of_the_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
     server, reactor = make(), MemoryReactorClock()
     around = WrappingFactory(server.factory)
@@ -133,3 +153,5 @@ def test_options_that_need_a_restart_are_those_that_differ() -> None:
     server.factory.fixed_options = ("timeout", "max_per_host")
     service = TCPService(server.clock, "toy", "tcp:0", server.factory)
     assert service.fixed(attrs.evolve(server.factory.settings, timeout=1.0, max_connections=7)) == ["timeout"]
+    service.prepare(attrs.evolve(server.factory.settings, max_connections=7)).apply()
+    assert server.factory.settings.max_connections == 7

@@ -123,7 +123,9 @@ class World:
         around = TLSMemoryBIOFactory(OfEndpoint(tls.files.context), False, self.inner, self.clock)
         self.outer = around if of_twisted else TLSFactory(tls, self.inner, self.clock)
 
-    def connect(self, context: ssl.SSLContext, host: str = ATTACKER) -> TLSClient | None:
+    def connect(
+        self, context: ssl.SSLContext, host: str = ATTACKER, session: ssl.SSLSession | None = None
+    ) -> TLSClient | None:
         """Connect from *host*; None: the server has closed the connection at once."""
         address = IPv4Address("TCP", host, 5000)
         protocol = self.outer.buildProtocol(address)
@@ -132,7 +134,7 @@ class World:
         transport: Any = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
         transport.protocol = protocol
         received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(received, to_send, server_hostname="localhost")
+        tls = context.wrap_bio(received, to_send, server_hostname="localhost", session=session)
         protocol.makeConnection(transport)
         return TLSClient(self, transport, tls, received, to_send)
 

@@ -147,6 +147,24 @@ def test_what_is_acknowledged_after_the_end_of_the_input_still_arrives(
     client.received.write(client.transport.value())
     assert client.tls.read(100) == b"ok hello\n"
     assert client.transport.disconnecting
+    again = world.connect(context, session=client.tls.session)
+    while not again.ready:
+        again.step()
+    assert not again.tls.session_reused, "its certificate is checked each time"
+
+
+def test_connection_that_the_server_closes_waits_for_what_the_peer_still_sends(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    client = handshakes.World(authority).connect(handshakes.client(authority, "writer"))
+    while not client.ready:
+        client.step()
+    client.protocol.wrappedProtocol.finish()
+    assert not client.transport.disconnecting, "the reset of a closed socket would discard what is sent to the peer"
+    client.received.write(client.transport.value())
+    assert client.tls.read(100) == b"ok hello\n"
+    client.tls.unwrap()
+    client.protocol.dataReceived(client.to_send.read())
+    assert client.transport.disconnecting
 
 
 def test_the_end_of_the_input_within_a_handshake_closes_the_connection(tmp_path: Path) -> None:

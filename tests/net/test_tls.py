@@ -171,7 +171,7 @@ def test_an_encrypted_key_is_read_with_its_passphrase(authority: Authority, tmp_
     settings = TLSSettings(tls_certificate=own.certificate, tls_key=own.key, tls_key_passphrase=str(file))
     assert meet(settings, client(authority)).answer == b"hello"
     for wrong in ("", str(Path(own.certificate))):
-        with pytest.raises(ConfigError, match=r"toy.*server\.key"):
+        with pytest.raises(ConfigError, match=r"invalid TLS options of toy: .*server\.key"):
             attrs.evolve(settings, tls_key_passphrase=wrong).tls("toy")
 
 

@@ -142,12 +142,12 @@ def test_work_whose_turn_fails_is_ended_and_does_not_stop_the_others(turns: Turn
         def take_turn(self) -> int:
             raise GeneratorExit
 
-    broken, other = Failing(turns, clock), Job(turns, clock, left=1)
+    alone, broken, other = Failing(turns, clock), Failing(turns, clock), Job(turns, clock, left=1)
+    turns.run(alone)
     turns.add(broken, "")
     turns.add(other, "")
     turns.run()
-    assert broken.failure is not None
-    assert broken.failure.check(GeneratorExit)
+    assert [each.failure is not None and each.failure.type for each in (alone, broken)] == [GeneratorExit] * 2
     assert other.count == 1
 
 

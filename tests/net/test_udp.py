@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
+from random import Random
 from struct import pack, unpack
 from typing import Any
 
@@ -15,6 +16,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface.verify import verifyObject
 
+from fyrehose.errors import ConfigError
 from fyrehose.net import udp
 from fyrehose.net.lifecycle import Timers
 from fyrehose.net.udp import TrainProtocol, UDPPort
@@ -256,47 +258,38 @@ def test_error_of_an_earlier_datagram_does_not_drop_this_one() -> None:
     assert bench.socket.datagrams() == pieces(train())
 
 
-def test_unsent_batches_of_datagrams_wait_in_order_and_report_congestion() -> None:
-    bench = Bench()
-    room = [2]
+def send_in_random_order(dice: Random) -> None:
+    """Send trains while the kernel has no room now and then, or refuses batches to a path."""
+    bench, wanted = Bench(batching=dice.random() < 0.7), list[tuple[bytes, Address]]()
 
     def refuse(size: int, segment: int, to: Address) -> int | None:
-        room[0] -= 1
-        return errno.EAGAIN if room[0] < 0 else None
+        return dice.choices((None, errno.EAGAIN, errno.EMSGSIZE if segment else None), (7, 2, 1))[0]
 
     bench.socket.refuse = refuse
-    for i in range(5):
-        bench.port.write_train(Train(bytes([i]) * 10, 10), THERE)
-    bench.port.flush()
-    assert (bench.owner.calls, bench.port.waiting) == (["congested"], 3)
-    assert bench.reactor.writers == {bench.port}
-    bench.port.flush()  # not before the kernel asks for more
-    assert bench.socket.calls == 3
-    room[0] = 1
-    bench.port.doWrite()
-    assert (bench.owner.calls, bench.port.waiting) == (["congested"], 2)
-    room[0] = 9
-    bench.port.doWrite()
-    assert (bench.owner.calls, bench.port.waiting) == (["congested", "relieved"], 0)
-    assert bench.reactor.writers == set()
-    assert bench.socket.datagrams() == [bytes([i]) * 10 for i in range(5)]
+    for step in range(200):
+        if step < 60 and dice.random() < 0.6:
+            made, to = train(dice.randrange(1, 6), last=dice.randrange(1, 101)), dice.choice((THERE, AWAY))
+            bench.port.write_train(made, to)
+            wanted += [(piece, to) for piece in pieces(made)]
+        elif bench.reactor.writers:
+            calls = bench.socket.calls
+            bench.port.flush()
+            assert bench.socket.calls == calls, "the kernel has not said that it has room"
+            bench.port.doWrite()
+        else:
+            bench.port.flush()
+            assert bool(bench.port.waiting) == bool(bench.reactor.writers)
+        assert bench.owner.calls == (["congested", "relieved"] * 200)[: len(bench.owner.calls)]
+        assert bool(bench.reactor.writers) == (bench.owner.calls[-1:] == ["congested"])
+        to_each = [to for data, segment, to in bench.socket.sent for _ in range(0, len(data), segment or len(data))]
+        sent = list(zip(bench.socket.datagrams(), to_each, strict=True))
+        assert sent == wanted[: len(sent)]
+    assert (sent, bench.port.waiting) == (wanted, 0)
 
 
-def test_sending_a_batch_continues_where_the_kernel_stopped() -> None:
-    bench = Bench(batching=False)
-    room = [3]
-
-    def refuse(size: int, segment: int, to: Address) -> int | None:
-        room[0] -= 1
-        return errno.EAGAIN if room[0] < 0 else None
-
-    bench.socket.refuse = refuse
-    bench.send(train(last=50))
-    assert bench.port.waiting == 1
-    room[0] = 99
-    bench.port.doWrite()
-    assert bench.socket.datagrams() == pieces(train(last=50))
-    assert bench.owner.calls == ["congested", "relieved"]
+def test_datagrams_are_sent_in_order_whenever_the_kernel_has_room() -> None:
+    for seed in range(100):
+        send_in_random_order(Random(seed))
 
 
 def test_batch_that_the_kernel_refused_is_sent_whole_later() -> None:
@@ -467,9 +460,51 @@ def test_socket_options_are_set() -> None:
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
 
 
+def test_default_bind_address_faces_the_server() -> None:
+    assert udp.host_towards(("127.0.0.1", 2323)) == "127.0.0.1"
+
+
 def test_port_that_has_stopped_reading_still_sends() -> None:
     bench = Bench()
     bench.port.stopReading()
     assert bench.reactor.readers == set()
     bench.send(train())
     assert bench.socket.datagrams() == pieces(train())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address"),
+    [
+        ("udp:2323:interface=127.0.0.1", ("127.0.0.1", 2323)),
+        ("udp:0:interface=10.0.0.7", ("10.0.0.7", 0)),
+        ("udp:65535", ("0.0.0.0", 65535)),
+    ],
+)
+def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tuple[str, int]) -> None:
+    assert udp.parse_endpoint("notes", endpoint) == address
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "udp",
+        "udp:",
+        "tcp:2323",
+        "UDP:2323",
+        "udp:65536",
+        "udp:-1",
+        "udp: 1",
+        "udp:٣",
+        "udp:2323:",
+        "udp:2323:127.0.0.1",
+        "udp:2323:interface=",
+        "udp:2323:interface=localhost",
+        "udp:2323:interface=::1",
+        "udp:2323:interface=127.0.0.1:backlog=5",
+        "udp:2323:host=127.0.0.1",
+    ],
+)
+def test_invalid_endpoint_is_refused_with_the_expected_form(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="expected udp:PORT or udp:PORT:interface=IP"):
+        udp.parse_endpoint("notes", endpoint)

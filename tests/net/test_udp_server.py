@@ -11,7 +11,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ReadOnly
 from fyrehose.interfaces import JournalState
-from fyrehose.net.udp_server import DRAIN_TIMEOUT, UDPServerProtocol
+from fyrehose.net.udp_server import DRAIN_TIMEOUT, UDPServerProtocol, UDPService
 from fyrehose.protocols.backbone.frames import Address
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
@@ -81,6 +81,32 @@ def test_refused_publish_is_settled() -> None:
         world.receive(b"diary:one")
     assert world.port.unsettled == 0
     assert world.drain() == [None]
+
+
+def test_service_that_stops_waits_for_its_publishes_and_then_closes_the_port() -> None:
+    class Port:
+        connected = False
+
+        def stopListening(self) -> None:
+            self.connected = False
+
+    world, port = World(), Port()
+    service = UDPService("udp:1", port, world.port)
+    assert service.stopService().called, "it was not started"
+    port.connected = True
+    world.receive(b"diary:one")
+    stopped = service.stopService()
+    assert (stopped.called, port.connected) == (False, True)
+    world.journal.commit()
+    assert (stopped.called, port.connected) == (True, False)
+
+
+def test_port_is_behind_while_the_budget_pauses_it() -> None:
+    port = World().port
+    port.pauseProducing()
+    assert port.journal_behind
+    port.resumeProducing()
+    assert not port.journal_behind
 
 
 def test_closed_port_is_not_waited_for() -> None:

@@ -14,7 +14,6 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, LocalProtocolError
-from fyrehose.net.udp import host_towards
 from fyrehose.protocols.backbone.client import (
     BACKBONE_OPTIONS,
     MOST_UNSENT,
@@ -478,10 +477,6 @@ def test_client_closed_during_name_resolution_opens_no_port(make_world: Make, an
     found.callback(answer) if isinstance(answer, str) else found.errback(answer)
     assert isinstance(outcome(done), Closed)
     assert world.network.log == []
-
-
-def test_default_bind_address_faces_the_server() -> None:
-    assert host_towards(("127.0.0.1", 2323)) == "127.0.0.1"
 
 
 def test_address_in_use_fails_the_connection() -> None:

@@ -21,7 +21,6 @@ from fyrehose.errors import ConfigError
 from fyrehose.interfaces import IClientPlugin, IPublisher, ITailer
 from fyrehose.net import udp
 from fyrehose.net.clients import ClientTarget
-from fyrehose.net.udp import parse_endpoint
 from fyrehose.protocols.backbone import plugin as module
 from fyrehose.protocols.backbone.client import BackboneClient
 from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive, Push
@@ -62,44 +61,6 @@ def test_plugin_provides_the_interface() -> None:
         "udp:2323:interface=127.0.0.1",
         BackboneSettings,
     )
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "address"),
-    [
-        ("udp:2323:interface=127.0.0.1", ("127.0.0.1", 2323)),
-        ("udp:0:interface=10.0.0.7", ("10.0.0.7", 0)),
-        ("udp:65535", ("0.0.0.0", 65535)),
-    ],
-)
-def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tuple[str, int]) -> None:
-    assert parse_endpoint("backbone", endpoint) == address
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        "",
-        "udp",
-        "udp:",
-        "tcp:2323",
-        "UDP:2323",
-        "udp:65536",
-        "udp:-1",
-        "udp: 1",
-        "udp:٣",
-        "udp:2323:",
-        "udp:2323:127.0.0.1",
-        "udp:2323:interface=",
-        "udp:2323:interface=localhost",
-        "udp:2323:interface=::1",
-        "udp:2323:interface=127.0.0.1:backlog=5",
-        "udp:2323:host=127.0.0.1",
-    ],
-)
-def test_invalid_endpoint_is_refused_with_the_expected_form(endpoint: str, broker: Broker) -> None:
-    with pytest.raises(ConfigError, match="expected udp:PORT or udp:PORT:interface=IP"):
-        plugin.make_service(SilentReactor(), broker, endpoint, BackboneSettings())
 
 
 def test_other_protocols_cannot_publish_oversized_payloads(broker: Broker) -> None:

@@ -58,7 +58,7 @@ EXAMPLES, STEPS = 60, 40
 #: A test may use ten times the CPU and clock time that it used before, and so many seconds more.
 GRACE_CPU, GRACE = 1.0, 30.0
 #: Tests that need more CPU seconds are not used, because each mutant would wait for them.
-LONGEST = 4.0
+LONGEST = 10.0
 #: How many bytes of memory a child may allocate, so that a mutant in an endless loop does not exhaust the machine.
 MEMORY = 4 << 30
 
