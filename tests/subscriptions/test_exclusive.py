@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.quotas import ENTRY
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import (
-    InvalidPosition,
     JournalCorrupt,
-    NoSuchSubscription,
     ReadOnly,
     SubscriptionConflict,
     SubscriptionError,
@@ -104,20 +101,6 @@ def test_positions_and_deletions_survive_a_restart() -> None:
     assert again.broker.budget.kept == ENTRY
 
 
-def test_a_position_moves_when_its_record_is_durable() -> None:
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    moved: list[Any] = []
-    world.named.acknowledge(named, 3).addCallback(moved.append)
-    world.named.acknowledge(named, 5).addCallback(moved.append)
-    assert (named.seq, moved) == (0, [])
-    world.journal.commit()
-    assert (named.seq, len(moved)) == (3, 1)
-    world.journal.commit()
-    assert (named.seq, len(moved)) == (5, 2)
-
-
 def test_acknowledgements_during_a_write_are_written_together() -> None:
     world = World()
     named = world.open()
@@ -137,17 +120,6 @@ def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
     assert named.seq == 0
 
 
-def test_rewinding_displaces_the_consumer_and_refuses_its_acknowledgements() -> None:
-    world = World()
-    named, consumer = world.open(), Consumer()
-    begun = world.named.attach(named, consumer)
-    world.named.acknowledge(named, 8, begun)
-    world.named.rewind(named, 2)
-    assert [str(reason) for reason in consumer.reasons] == ["subscription 'n' was rewound"]
-    assert isinstance(refusal(world.named.acknowledge(named, 9, begun)), InvalidPosition)
-    assert world.restarted().open().seq == 2
-
-
 def test_rewinding_without_a_number_skips_to_the_end() -> None:
     world = World()
     assert world.named.rewind(world.open(), None).result.seq == 10
@@ -164,94 +136,6 @@ def test_a_second_consumer_is_refused() -> None:
     named.detach(first)
     world.named.attach(named, Consumer())
     assert first.reasons == []
-
-
-def test_a_second_consumer_may_take_over() -> None:
-    world = World()
-    named, first, second = world.open(), Consumer(), Consumer()
-    before = world.named.attach(named, first)
-    after = world.named.attach(named, second, takeover=True)
-    assert "has taken over" in str(first.reasons[0])
-    assert after > before
-    assert named.consumer is second
-
-
-def test_the_same_owner_continues_on_another_connection() -> None:
-    world = World()
-    named, first, second = world.open(), Consumer(), Consumer()
-    before = world.named.attach(named, first, owner="link")
-    assert world.named.attach(named, second, owner="link") == before
-    assert (first.reasons, named.consumer) == ([], second)
-    assert world.restarted().open().owner == "link"
-
-
-def test_another_owner_gets_a_new_generation() -> None:
-    world = World()
-    named, first = world.open(), Consumer()
-    before = world.named.attach(named, first, owner="link")
-    named.detach(first)
-    after = world.named.attach(named, Consumer())
-    assert (named.owner, after) == ("", before + 1)
-
-
-def test_deleting_displaces_the_consumer() -> None:
-    world = World()
-    named, consumer = world.open(), Consumer()
-    world.named.attach(named, consumer)
-    world.named.delete(named)
-    assert isinstance(consumer.reasons[0], NoSuchSubscription)
-    with pytest.raises(NoSuchSubscription):
-        world.named.find("n")
-    assert isinstance(refusal(world.named.acknowledge(named, 1)), NoSuchSubscription)
-    assert world.broker.budget.kept == 0
-
-
-def test_a_subscription_can_be_created_again_while_it_is_being_deleted() -> None:
-    world = World()
-    named = world.open(after=5)
-    world.journal.auto = False
-    world.named.delete(named)
-    again: list[ExclusiveSubscription] = []
-    world.named.open("n", "s", 2).addCallback(again.append)
-    world.journal.commit()
-    world.journal.commit()
-    assert again[0].seq == 2
-    assert world.restarted().open().seq == 2
-
-
-def test_generation_of_a_deleted_subscription_is_refused_by_the_next_one_of_its_name() -> None:
-    world = World()
-    old = world.named.attach(world.open(), Consumer())
-    world.named.delete(world.open())
-    again = world.open()
-    assert isinstance(refusal(world.named.acknowledge(again, 5, old)), InvalidPosition)
-    assert again.seq == 0
-    assert world.named.acknowledge(again, 5, world.named.attach(again, Consumer())).result.seq == 5
-
-
-def test_number_that_waits_behind_another_one_fails_when_the_journal_refuses_it() -> None:
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    first, second = world.named.acknowledge(named, 3), world.named.acknowledge(named, 5)
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    world.journal.commit()
-    assert first.result.seq == 3
-    assert isinstance(refusal(second), ReadOnly)
-    world.journal.auto = True
-    world.journal.enter(JournalState.WRITABLE, "room")
-    assert (named.last("s"), world.named.acknowledge(named, 5).result.seq) == (3, 5)
-
-
-def test_rewind_answers_and_replaces_the_numbers_that_wait() -> None:
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    waiting = [world.named.acknowledge(named, seq) for seq in (3, 5)]
-    rewound = world.named.rewind(named, 1)
-    world.journal.commit()
-    assert all(each.called for each in (*waiting, rewound))
-    assert (named.seq, world.restarted().open().seq) == (1, 1)
 
 
 def test_a_subscription_belongs_to_one_stream() -> None:
@@ -363,48 +247,3 @@ def test_damaged_records_stop_the_start() -> None:
     world.broker.publish([], [Run.of(STREAM, [b"{}"], source="server-subscriptions")])
     with pytest.raises(JournalCorrupt, match=r"stream \.subscriptions"):
         Broker(Clock(), world.journal, Sequencer()).table.open()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_positions_agree_with_the_acknowledgements_over_crashes(seed: int) -> None:
-    """Acknowledge, rewind, commit, write checkpoints and crash at random: a position is what was acknowledged last."""
-    dice = random.Random(seed)
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    highest, durable = 0, 0  # since the last rewind: acknowledged by the consumer, and told to be durable
-    rewound: list[int] = []
-
-    def told(position: Any) -> None:
-        nonlocal durable
-        durable = position.seq if rewound else max(durable, position.seq)
-
-    for _ in range(200):
-        what = dice.random()
-        if what < 0.5:
-            seq = dice.randint(0, 10)
-            highest = max(highest, seq)
-            world.named.acknowledge(named, seq).addCallbacks(told, lambda failure: None)
-        elif what < 0.6 and not rewound:
-            highest = seq = dice.randint(0, 10)
-            rewound.append(seq)
-            world.named.rewind(named, seq).addCallbacks(told, lambda failure: None)
-        elif what < 0.65:
-            world.journal.keeper.sealed = True
-            world.clock.advance(CHECK)
-        elif what < 0.9:
-            world.journal.commit()
-            world.journal.forget(STREAM, next(world.table.unread()).seq + 1)
-            rewound = rewound if named.durable < named.appended else []
-        else:
-            world.journal.enter(JournalState.FAILED, "crash")
-            world.journal.enter(JournalState.WRITABLE, "restart")
-            world = world.restarted()
-            named = world.open()
-            assert durable <= named.seq <= highest or rewound
-            highest = durable = named.seq
-            rewound = []
-        assert named.seq <= highest or rewound
-    for _ in range(3):
-        world.journal.commit()
-    assert named.seq == highest or rewound

@@ -20,7 +20,6 @@ from fyrehose.errors import (
     Forbidden,
     InvalidPattern,
     InvalidPosition,
-    ReadOnly,
     SubscriptionConflict,
     TooManyNamedSubscriptions,
 )
@@ -83,15 +82,6 @@ def test_a_new_subscription_begins_in_each_stream_that_matches(after: int | None
     assert World().open(after).places == {"logs.a": begin, "logs.b": begin}
 
 
-def test_positions_of_streams_are_independent_and_survive_a_restart() -> None:
-    world = World()
-    named = world.open()
-    world.named.acknowledge(named, {"logs.a": 3})
-    world.named.acknowledge(named, {"logs.b": 7, "logs.a": 2})
-    assert named.places == {"logs.a": 3, "logs.b": 7}
-    assert world.restarted().open().places == {"logs.a": 3, "logs.b": 7}
-
-
 def test_acknowledgement_in_the_callback_of_an_earlier_one_loses_none_that_wait() -> None:
     world = World()
     named = world.open()
@@ -104,18 +94,6 @@ def test_acknowledgement_in_the_callback_of_an_earlier_one_loses_none_that_wait(
         world.journal.commit()
     assert (len(answered), named.places) == (2, {"logs.a": 5, "logs.b": 2})
     assert world.restarted().open().places == {"logs.a": 5, "logs.b": 2}
-
-
-def test_rewinding_one_stream_writes_what_waits_in_another_one() -> None:
-    world = World()
-    named = world.open(after=4)
-    world.journal.auto = False
-    for seq in (5, 7):
-        waiting = world.named.acknowledge(named, {"logs.a": seq})
-    world.named.rewind(named, {"logs.b": 1})
-    world.journal.commit()
-    assert waiting.called
-    assert (named.places, world.restarted().open().places) == ({"logs.a": 7, "logs.b": 1},) * 2
 
 
 def test_a_stream_that_is_created_later_begins_with_its_first_record() -> None:
@@ -135,31 +113,6 @@ def test_a_change_holds_only_the_numbers_that_moved() -> None:
     world.named.acknowledge(named, {"logs.b": 6})
     last = world.journal.read(STREAM, world.journal.bounds(STREAM)[1], 1)[0]
     assert b'"stream":"logs.b","final":[6]' in bytes(last.payload)
-
-
-def test_a_checkpoint_has_every_position() -> None:
-    world = World()
-    named = world.open(after=5)
-    world.named.acknowledge(named, {"logs.b": 6})
-    world.journal.keeper.sealed = True
-    world.clock.advance(CHECK)
-    world.named.acknowledge(named, {"logs.a": 8})
-    world.journal.forget(STREAM, 3)
-    assert world.restarted().open().places == {"logs.a": 8, "logs.b": 6}
-
-
-@pytest.mark.parametrize("refused", [{"logs.b": 7}, {"logs.a": 9, "logs.b": 7}])
-def test_a_position_that_was_refused_is_written_when_it_is_acknowledged_again(refused: dict[str, int]) -> None:
-    """Records have only the numbers that differ from what was written, and what was refused was not."""
-    world = World()
-    named = world.open()
-    world.named.acknowledge(named, {"logs.a": 3})
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    assert isinstance(refusal(world.named.acknowledge(named, refused)), ReadOnly)
-    assert named.places == {"logs.a": 3, "logs.b": 0}
-    world.journal.enter(JournalState.WRITABLE, "room")
-    world.named.acknowledge(named, refused)
-    assert world.restarted().open().places == {"logs.a": 3, "logs.b": 0} | refused
 
 
 def test_a_position_is_refused_that_the_streams_cannot_have() -> None:
@@ -368,47 +321,3 @@ def test_a_pattern_requires_the_rights_for_all_that_it_matches() -> None:
     assert isinstance(refusal(named.open("n", "*", 0, pattern=True)), Forbidden)
     assert isinstance(refusal(named.open("n", "log*", 0, pattern=True)), Forbidden)
     assert named.open("n", "logs.a*", 0, pattern=True).result.places == {"logs.a": 0}
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_positions_agree_with_the_acknowledgements_over_crashes(seed: int) -> None:
-    """Acknowledge, create streams, commit and crash at random: no position is ahead of, or behind, what was durable."""
-    dice = random.Random(seed)
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    highest: dict[str, int] = {}
-    durable: dict[str, int] = {}
-    streams = ["logs.a", "logs.b"]
-    for _ in range(300):
-        what = dice.random()
-        if what < 0.5:
-            numbers = {stream: dice.randint(0, 10) for stream in dice.sample(streams, dice.randint(1, len(streams)))}
-            for stream, seq in numbers.items():
-                highest[stream] = max(highest.get(stream, 0), seq)
-
-            def told(_: Any, numbers: dict[str, int] = numbers, durable: dict[str, int] = durable) -> None:
-                for stream, seq in numbers.items():
-                    durable[stream] = max(durable.get(stream, 0), seq)
-
-            world.named.acknowledge(named, numbers).addCallbacks(told, lambda failure: None)
-        elif what < 0.55 and len(streams) < 8:
-            streams.append(f"logs.{len(streams)}")
-            world.publish(10, streams[-1])
-            world.journal.commit()
-        elif what < 0.6:
-            world.journal.keeper.sealed = True
-            world.clock.advance(CHECK)
-            world.journal.keeper.sealed = False
-        elif what < 0.9:
-            world.journal.commit()
-        else:
-            world.journal.enter(JournalState.FAILED, "crash")
-            world.journal.enter(JournalState.WRITABLE, "restart")
-            world = world.restarted()
-            named = world.open()
-            assert set(named.places) == set(streams)
-            for stream, seq in named.places.items():
-                assert durable.get(stream, 0) <= seq <= highest.get(stream, 0)
-            highest, durable = dict(named.places), dict(named.places)
-        assert all(seq <= highest.get(stream, 0) for stream, seq in named.places.items())

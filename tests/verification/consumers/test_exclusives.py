@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 exclusives = import_module("exclusives")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_schedules_of_exclusive_subscriptions_break_no_rule(seed: int) -> None:
-    found, what, seen = exclusives.SEARCH.run(f"e{seed}", 50)
+    found, what, seen = exclusives.SEARCH.run(f"e{seed}", 15)
     assert not found, f"e{seed}-{found - 1}: {what}"
     kinds = ("acknowledged", "refused", "attached", "in use", "rewound", "deleted", "retired", "starts")
-    assert all(seen[kind] > 5 for kind in kinds), f"too few of {seen}"
+    assert not [kind for kind in kinds if not seen[kind]], "what no schedule has done"
 
 
 def test_every_branch_of_the_rules_runs() -> None:
