@@ -553,21 +553,21 @@ MUTANTS = (
         _EXCLUSIVE,
         "return self.when_durable(self.appended + bool(self._wanted))",
         "return self.when_durable()",
-        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
+        "tests/verification/consumers/test_exclusives.py",
     ),
     Mutant(
         "a refused position stays wanted",
         _EXCLUSIVE,
         "            self._wanted = {}\n            if refusal_of(written) is None:\n",
         "            if refusal_of(written) is None:\n",
-        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
+        "tests/verification/consumers/test_exclusives.py",
     ),
     Mutant(
         "a checkpoint omits subscriptions with a consumer",
         "fyrehose/subscriptions/table.py",
         "() if each.gone else progress.pack_whole(",
         "() if each.gone or getattr(each, 'consumer', None) else progress.pack_whole(",
-        "tests/subscriptions/test_exclusive.py tests/subscriptions/test_exclusive_patterns.py",
+        "tests/verification/consumers/test_exclusives.py",
     ),
     Mutant(
         "expired records are served from the latest deliveries",
@@ -644,8 +644,8 @@ MUTANTS = (
     Mutant(
         "a reload without other options reads no certificate",
         "fyrehose/server/reloading.py",
-        "        if changing:\n            kept",
-        "        if changing and now != then:\n            kept",
+        "        if changing:\n            prepared",
+        "        if changing and now != then:\n            prepared",
         "tests/server/test_reloading.py",
     ),
     Mutant(
