@@ -22,6 +22,7 @@ from fyrehose.cli.client.values import FORMAT
 from fyrehose.cli.console import moment, table, terminal, write_json
 from fyrehose.errors import ConfigError, FyrehoseError
 from fyrehose.options import counted
+from fyrehose.records import MAX_NAME
 from fyrehose.subscriptions.letters import PREFIX, SOURCE
 
 #: The largest number of dead letters that one command handles, beginning with the oldest of each stream.
@@ -88,7 +89,8 @@ class Letter:
     def message(self) -> dict[str, Any]:
         """Return the message as an object of a publish request, for the stream to which it was sent.
 
-        :raises FyrehoseError: the letter does not have the whole message, or does not name its original stream
+        :raises FyrehoseError: the letter does not have the whole message, or does not name its original stream, or may
+            name only a part of it, because a topic has at most MAX_NAME bytes
         """
         _, size, stream = self.about
         if size > len(self.payload):
@@ -98,6 +100,11 @@ class Letter:
             )
         if not stream:
             raise FyrehoseError(f"record {self.name} is not a dead letter, because a peer has published it; delete it")
+        if self.record.get("source") == SOURCE and len(str(self.record["topic"]).encode()) > MAX_NAME - 4:
+            raise FyrehoseError(
+                f"letter {self.name} may have only the beginning of the name of its stream, {stream[:20]!r}..., so it "
+                "cannot be published again; publish what `fyrehose dead show` writes yourself, and delete it"
+            )
         kept: dict[str, Any] = {
             name: self.record[name] for name in ("payload", "payload_base64", "content_type") if name in self.record
         }

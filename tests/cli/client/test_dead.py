@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from fyrehose.cli import main
 from fyrehose.cli.client.dead import Letter
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
 from fyrehose.ndjson import objects
-from fyrehose.records import Run
+from fyrehose.records import MAX_NAME, Run
 from fyrehose.subscriptions.letters import MOST, letter
 from fyrehose.subscriptions.progress import SOURCE
+from tests.doubles.awkward import NAMES
 
 
 def read(run: Run) -> Letter:
@@ -23,15 +25,19 @@ def read(run: Run) -> Letter:
     return Letter({"token": "1.1", **loads(next(objects(run.numbered(3, 0))))})
 
 
-def of_a_listener(payload: bytes, **labels: Any) -> Letter:
-    refused = Run.of("my orders", [payload], source="figg", producer="h:1", **labels)
+def of_a_listener(payload: bytes, stream: str = "my orders", **labels: Any) -> Letter:
+    refused = Run.of(stream, [payload], source="figg", producer="h:1", **labels)
     return read(letter("figg", refused, PayloadTooLarge("too large")))
 
 
-def test_dead_letter_of_a_listener_is_published_to_its_original_stream() -> None:
-    found = of_a_listener(b"\xff\x00", content_type="a/b")
-    assert (found.name, found.about) == ("dead.figg/3", ("PayloadTooLarge", 2, "my orders"))
-    assert found.message() == {"stream": "my orders", "payload_base64": "/wA=", "content_type": "a/b"}
+@pytest.mark.parametrize("stream", ["my orders", *NAMES])
+def test_dead_letter_of_a_listener_is_published_to_its_original_stream_or_not_at_all(stream: str) -> None:
+    found = of_a_listener(b"\xff\x00", stream, content_type="a/b")
+    assert (found.name, found.about[:2]) == ("dead.figg/3", ("PayloadTooLarge", 2))
+    assert stream.startswith(found.about[2]), "the name may be cut"
+    part = len(f"PayloadTooLarge 2 {stream}".encode()) > MAX_NAME - 4
+    with pytest.raises(FyrehoseError, match="only the beginning of the name") if part else nullcontext():
+        assert found.message() == {"stream": stream, "payload_base64": "/wA=", "content_type": "a/b"}
 
 
 def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_stream() -> None:
