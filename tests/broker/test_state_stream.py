@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import attrs
@@ -108,30 +109,6 @@ def test_a_new_stream_has_the_empty_state() -> None:
     assert World().replayed() == (0, Replayed())
 
 
-def test_all_changes_are_replayed() -> None:
-    world = World()
-    for number in (1, 2, 3):
-        world.add(number)
-    assert world.replayed() == (6, Replayed(last=3))
-
-
-def test_a_replay_begins_at_the_checkpoint_that_the_newest_record_names() -> None:
-    world = World()
-    world.add(5)
-    world.stream.write_checkpoint()
-    world.add(1)
-    world.journal.forget(STREAM, 2)
-    assert world.replayed() == (6, Replayed(last=5, checkpoint=2))
-
-
-def test_a_checkpoint_may_be_the_newest_record() -> None:
-    world = World()
-    world.add(5)
-    world.stream.write_checkpoint()
-    world.journal.forget(STREAM, 2)
-    assert world.replayed() == (5, Replayed(last=4, checkpoint=2))
-
-
 def test_a_checkpoint_contains_what_was_appended_and_is_not_durable() -> None:
     world = World(MemoryJournal(auto=False))
     world.add(5)
@@ -235,24 +212,6 @@ def test_a_change_that_is_refused_leaves_the_state_as_it_is() -> None:
     assert reads == [3], "nothing before it is read again"
 
 
-def test_a_follower_begins_before_the_first_record() -> None:
-    world = World()
-    follower = World(world.journal)
-    follower.stream.open()
-    world.add(1)
-    follower.stream.follow()
-    assert follower.state.total == 1
-
-
-def test_a_server_that_has_written_replays_from_the_checkpoint() -> None:
-    world = World()
-    world.stream.open()
-    world.add(1)
-    world.add(2)
-    world.stream.open()
-    assert (world.state.total, world.state.applied) == (3, [1, 2])
-
-
 def test_a_damaged_record_stops_the_replay_of_a_follower_and_fails_its_take_over() -> None:
     world = World()
     world.add(1)
@@ -331,19 +290,50 @@ def test_a_checkpoint_is_written_in_slices_between_which_others_append() -> None
     assert not world.stream.is_due()
 
 
-def test_a_follower_that_has_missed_records_replays_the_next_checkpoint() -> None:
-    world = World()
+class Members(Total):
+    """The names in the records: ``SINCE +N`` adds the name N, ``SINCE -N`` removes it, ``SINCE =N`` is one of all."""
+
+    def clear(self) -> None:
+        super().clear()
+        self.names = set[int]()
+
+    def apply(self, record: Record) -> None:
+        super().apply(record)
+        change, name = record.payload.split()[1][:1], int(record.payload.split()[1][1:])
+        (self.names.discard if change == b"-" else self.names.add)(name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_server_and_followers_have_what_was_appended_whatever_retention_deletes(seed: int) -> None:
+    """Delete what only a follower has not read, which the checkpoint behind it replaces."""
+    dice, world, names = Random(seed), World(), set[int]()
+    world.stream.everything = lambda: [b"%d =%d" % (world.stream.checkpoint, name) for name in sorted(names)]
     follower = World(world.journal)
-    world.add(1)
-    follower.stream.open()
-    world.add(2)
-    world.add(3)
-    world.journal.forget(STREAM, 3)
-    follower.stream.follow()
-    assert follower.state.total == 4, "one is missing"
-    world.stream.write_checkpoint()
-    follower.stream.follow()
-    assert (follower.state.total, follower.stream.checkpoint) == (6, 4)
+    for each in (world, follower):
+        each.stream.state = each.state = Members()
+        each.stream.open()
+    for step in range(60):
+        match dice.choice(("add", "add", "remove", "checkpoint", "retention", "follow", "follow", "open")):
+            case "add" | "remove" as kind:
+                name = dice.randint(1, 6)
+                (names.add if kind == "add" else names.discard)(name)
+                world.stream.append(b"%d %c%d" % (world.stream.checkpoint, b"+-"[kind == "remove"], name))
+            case "checkpoint":
+                world.stream.write_checkpoint()
+            case "retention" if world.stream.checkpoint:
+                world.journal.forget(STREAM, world.stream.checkpoint)
+            case "follow":
+                follower.stream.follow()
+                world.clock.advance(1)
+                follower.clock.pump([1] * 5)
+                assert follower.state.names - {0} == names, f"step {step}: the follower has other names"
+            case "open":
+                world.stream.open()
+                assert world.state.names - {0} == names, f"step {step}: a server that leads again has other names"
+    again = World(world.journal)
+    again.stream.state = again.state = Members()
+    again.stream.open()
+    assert again.state.names - {0} == names, "a server that starts now has other names"
 
 
 def test_a_refused_checkpoint_is_due_again() -> None:
