@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.consuming import NoSubscriptions
 from fyrehose.broker.guard import Guard
-from fyrehose.broker.policy import parse
+from fyrehose.broker.policy import Policy, parse
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Forbidden
 from fyrehose.identity import Identity
@@ -94,6 +94,25 @@ def test_subscriptions_count_for_the_network_of_their_creator() -> None:
     broker = make()
     opened = named_of(broker, "10.0.0.1").open("mine", "logs.b", 0)
     assert opened.result.options.creator.network == "10.0.0.1"
+
+
+@pytest.mark.parametrize("lost", [("subscribe",), ("consume",), ("subscribe", "consume"), ()])
+def test_a_request_that_waits_for_records_ends_with_any_of_its_rights(lost: tuple[str, ...]) -> None:
+    """The rights may come from several rules, each of which another policy may lack."""
+    broker = Broker(Clock(), MemoryJournal(), Sequencer(), guard=Guard(policy()))
+    broker.open()
+    named = named_of(broker, "10.0.0.1")
+    named.create("work", SubscriptionOptions(stream="s"), 1)
+    waiting = named.lease(named.shared("work"), "w", None, 1, 30.0)
+    broker.guard.change(policy(*lost))
+    broker.clock.pump([0] * 10)
+    assert refused(waiting) == bool(lost), f"without the right to {lost} it {'waits' if lost else 'has ended'}"
+
+
+def policy(*lost: str) -> Policy:
+    """Return a policy of a rule for each right but the *lost* ones."""
+    left = [right for right in ("subscribe", "consume", "publish") if right not in lost]
+    return parse({"allow": [{"network": "10.0.0.1", right: "*"} for right in left]})
 
 
 def test_a_server_without_messages_has_no_subscriptions() -> None:
