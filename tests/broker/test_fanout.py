@@ -398,9 +398,18 @@ def test_closing_ends_every_subscription(server: Server) -> None:
     assert not server.clock.getDelayedCalls()
 
 
+class SparingSink(RecordingSink):
+    """A sink that takes one record of each delivery."""
+
+    def deliver(self, delivery: Delivery) -> int:
+        first = Delivery((delivery.runs[0].slice(0, 1),))
+        super().deliver(first)
+        return first.last_seq
+
+
 STEPS = st.one_of(
     st.tuples(st.just("publish"), st.integers(1, 4)),
-    st.tuples(st.just("subscribe"), st.integers(0, 12) | st.none()),
+    st.tuples(st.sampled_from(["subscribe", "subscribe sparing"]), st.integers(0, 12) | st.none()),
     st.tuples(st.sampled_from(["pause", "resume", "leave"]), st.integers(0, 5)),
     st.tuples(st.just("turn"), st.just(0)),
 )
@@ -413,11 +422,11 @@ def test_every_subscriber_receives_every_record_once_and_in_order(steps: list[tu
     readers: list[tuple[int, RecordingSink, Any]] = []
     for what, n in steps:
         if what == "publish":
-            server.publish(*[b"x"] * n)
+            server.publish(*[b"x" * size for size in range(n)])
         elif what == "turn":
             server.turn()
-        elif what == "subscribe":
-            sink, subscription = server.subscribe(n)
+        elif what.startswith("subscribe"):
+            sink, subscription = server.subscribe(n, sink=SparingSink() if "sparing" in what else None)
             readers.append((subscription.position, sink, subscription))
         elif n < len(readers):
             method = {"pause": "pauseProducing", "resume": "resumeProducing", "leave": "stopProducing"}[what]
@@ -431,6 +440,10 @@ def test_every_subscriber_receives_every_record_once_and_in_order(steps: list[tu
         assert seqs == list(range(start + 1, start + 1 + len(seqs)))
         assert subscription.position == start + len(seqs)
         assert subscription.stopped or subscription.position == last
+        assert subscription.delivered == len(seqs)
+    payloads = [payload for _, sink, _ in readers for payload in sink.payloads]
+    delivered = [tally.delivered for tally in server.broker.fanout.tallies.values()]
+    assert delivered in ([], [(len(payloads), sum(map(len, payloads)))]), "other totals than what was delivered"
 
 
 class TestTrouble:
@@ -610,15 +623,13 @@ def test_many_new_subscriptions_at_the_ends_of_their_streams_delay_no_delivery(s
 
 
 def test_a_sink_that_resumes_within_a_partial_delivery_gets_the_rest(server: Server) -> None:
-    class Partial(RecordingSink):
+    class Partial(SparingSink):
         subscription: Any
 
         def deliver(self, delivery: Delivery) -> int:
-            first = Delivery((delivery.runs[0].slice(0, 1),))
-            super().deliver(first)
             self.subscription.pauseProducing()
             self.subscription.resumeProducing()
-            return first.last_seq
+            return super().deliver(delivery)
 
     sink = Partial()
     sink.subscription = server.broker.subscribe("s", 0, sink)
