@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -201,21 +202,41 @@ def test_every_option_that_a_reload_may_change_is_in_use_afterwards(world: World
     assert used() == before
 
 
-def test_options_that_need_a_restart_are_named_and_the_rest_changes(world: World) -> None:
-    answer = world.reload(
-        'log-format = "json"\n' + PAGE + '[option.journal]\ndurability = "never"\nkeep-bytes = "1GiB"\n'
-        "[option.server]\nmemory = 4194304\n"
-    )
-    assert answer.restart == (
-        "log-format needs a restart",
-        "journal.durability needs a restart",
-        "server.memory needs a restart",
-    )
-    assert answer.changed == ("journal.keep-bytes: 0 -> 1GiB",)
-    assert world.server.config.log_format == "text"
+#: Options with values besides their defaults, and whether a reload changes them.
+SEVERAL = {
+    "server.max-streams": ((7, 9), True),
+    "server.memory": ((4194304, 8388608), False),
+    "journal.keep-bytes": (("1GiB", "2GiB"), True),
+    "journal.durability": (("never", "interval:5000"), False),
+    "http.max-payload": (("1MiB", "2MiB"), True),
+    "admin.metric-streams": ((3, 4), False),
+    "backbone.push-rate": ((7, 8), True),
+    "backbone.total-length": (("yes", "no"), True),
+    "backbone.stream": (("other", "third"), False),
+}
+
+
+def test_a_reload_names_what_differs_from_what_is_in_force(world: World) -> None:
+    dice, used = Random(52), dict.fromkeys(SEVERAL)
+    used["backbone.total-length"] = "no"
+    page = PAGE + 'admin = "tcp:8118:interface=127.0.0.1"\nbackbone = "udp:2323:interface=127.0.0.1"\n'
+    world.reload(page)
+    for step in range(12):
+        wanted = {name: dice.choice((None, used[name], *values)) for name, (values, _) in SEVERAL.items()}
+        wanted["backbone.total-length"] = wanted["backbone.total-length"] or "no"
+        text = page
+        for scope in ("server", "journal", "http", "admin", "backbone"):
+            given = {name.partition(".")[2]: value for name, value in wanted.items() if name.startswith(f"{scope}.")}
+            lines = (f"{name} = {json.dumps(value)}\n" for name, value in given.items() if value is not None)
+            text += f"[option.{scope}]\n{''.join(lines)}"
+        answer = world.reload(text)
+        differ = {name for name in SEVERAL if wanted[name] != used[name]}
+        changes = {name for name in differ if SEVERAL[name][1]}
+        assert {line.partition(":")[0] for line in answer.changed} == changes, f"step {step}: wrong changes {answer}"
+        restart = {line.removesuffix(" needs a restart") for line in answer.restart}
+        assert restart == differ - changes, f"step {step}: an option is not in force, and the answer does not say so"
+        used.update((name, wanted[name]) for name in changes)
     assert world.server.config.journal.durability.mode == "batch"
-    assert world.reload().restart == answer.restart, "it is still so"
-    assert world.reload().changed == ()
 
 
 def test_listeners_open_and_close(world: World) -> None:
@@ -233,15 +254,13 @@ def test_listeners_open_and_close(world: World) -> None:
 
 
 def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
-    world.reactor.taken = (5045,)
-    answer = world.reload(
-        '[listen]\n"lumberjack/a" = "tcp:5044:interface=127.0.0.1"\n"lumberjack/b" = "tcp:5045:interface=127.0.0.1"\n'
-        '[option.journal]\nkeep-age = "7d"\n'
-    )
-    at = "127.0.0.1 port 5045: Address already in use; use another port, or stop "
-    assert answer.error.startswith(f"lumberjack/b (tcp:5045:interface=127.0.0.1) cannot listen: {at}")
+    world.reactor.taken = (5046,)
+    new = "".join(f'"lumberjack/{port}" = "tcp:{port}:interface=127.0.0.1"\n' for port in (5044, 5045, 5046, 5047))
+    answer = world.reload(f'[listen]\n{new}[option.journal]\nkeep-age = "7d"\n')
+    at = "127.0.0.1 port 5046: Address already in use; use another port, or stop "
+    assert answer.error.startswith(f"lumberjack/5046 (tcp:5046:interface=127.0.0.1) cannot listen: {at}")
     assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "figg"]
-    assert len(list(world.server.fyrehose)) == 2, "the first one that was opened is closed again"
+    assert len(list(world.server.fyrehose)) == 2, "those that were opened are closed again"
     assert world.server.stack.journal.settings is None
 
 
@@ -426,21 +445,3 @@ def test_log_level_changes_at_once(world: World) -> None:
         "line 1: log-level is 'loud'; expected debug, info, warn, error or critical"
     )
     assert levels[-1] == "warn"
-
-
-BACKBONE = PAGE + 'backbone = "udp:2323:interface=127.0.0.1"\n'
-
-
-def test_limits_of_the_backbone_change_at_once(world: World) -> None:
-    world.reload(BACKBONE)
-    answer = world.reload(
-        BACKBONE + '[option.backbone]\npush-rate = 7\nsubscribers = 3\ntotal-length = true\nstream = "other"\n'
-    )
-    assert answer == ReloadAnswer(
-        changed=(
-            "backbone.subscribers: 1024 -> 3",
-            "backbone.push-rate: 50000 -> 7",
-            "backbone.total-length: no -> yes",
-        ),
-        restart=("backbone.stream needs a restart",),
-    )
