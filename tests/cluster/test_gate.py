@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -477,16 +478,30 @@ def test_a_retirement_that_cannot_be_written_fails_the_journal(tmp_path: Path, l
     leader.journal.close()
 
 
-def test_suspending_and_resuming_say_whether_anything_changed(member: Callable[[str], Member]) -> None:
+def test_leader_accepts_nothing_while_it_is_suspended_or_held(member: Callable[[str], Member]) -> None:
     leader = member("a")
-    assert not leader.gate.suspend("it follows anyway")
-    now(leader.gate.lead())
-    assert not leader.gate.resume()
-    assert [leader.gate.suspend("the shared log is silent") for _ in range(2)] == [True, False]
+    gate, suspended, held, dice = leader.gate, False, False, Random(52)
+    assert not gate.suspend("it follows anyway")
+    now(gate.lead())
+    for step in range(100):
+        match dice.choice(("suspend", "resume", "hold", "unhold")):
+            case "suspend":
+                assert gate.suspend("the log is silent") == (not suspended), f"step {step}: wrong news of the change"
+                suspended = True
+            case "resume":
+                assert gate.resume() == (suspended and not held), f"step {step}: wrong news of the change"
+                suspended = held
+            case "hold":
+                gate.hold("the log is silent")
+                suspended = held = True
+            case "unhold":
+                gate.unhold()
+                suspended = held = False
+        assert gate.accepts != suspended, f"step {step}: publishes are {'accepted' if suspended else 'refused'}"
+        assert (leader.journal.state is JournalState.WRITABLE) == gate.accepts
+    gate.hold("the log is silent")
     refused = leader.journal.retire(["s"])
-    assert now(refused.addErrback(lambda failure: failure.value.args)) == ("the shared log is silent",)
-    assert [leader.gate.resume() for _ in range(2)] == [True, False]
-    assert leader.journal.state is JournalState.WRITABLE
+    assert now(refused.addErrback(lambda failure: failure.value.args)) == ("the log is silent",)
 
 
 def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(

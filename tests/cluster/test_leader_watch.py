@@ -79,18 +79,35 @@ def test_nats_is_asked_for_a_leader_that_was_not_heard_for_a_moment() -> None:
     assert world.watch.must_ask(100.1 + ASK)
 
 
-def test_records_are_as_current_as_the_announcement_whose_entries_are_applied() -> None:
-    world = World()
-    world.hear(110.0, applied=2, current=109.5)
-    world.watch.applied(world.role)
-    assert (world.watch.has_all(world.role), world.watch.current) == (False, float("-inf"))
-    world.hear(111.0, applied=3, current=110.9)
-    world.role.read(2, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
-    world.watch.applied(world.role)
-    assert world.watch.current == 109.5, "the second announcement came while the first was awaited"
-    assert not world.watch.has_all(world.role), "entry 3 is announced"
-    world.role.read(3, LogEntry(EntryKind.CHECKPOINT, 1, LEADER, 0))
-    assert world.watch.has_all(world.role)
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["announce", "read", "read data", "sync"]), st.integers(1, 12), st.integers(0, 100)),
+        max_size=30,
+    )
+)
+def test_records_are_current_only_if_the_announced_entries_are_applied_and_on_disk(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    world, announced, ends = World(), list[tuple[int, float]](), {1: 0}
+    watch, role = world.watch, world.role
+    for now, (step, number, size) in enumerate([*steps, *[("read", 0, 0)] * 12, ("sync", 0, 0)], 110):
+        if step == "announce":
+            world.hear(float(now), number, now - 0.5)
+            announced.append((number, now - 0.5))
+        elif step == "sync":
+            role.was_synced(role.position - size // 2)
+        else:
+            data = bytes(size) if step == "read data" else b""
+            kind = EntryKind.DATA if data else EntryKind.CHECKPOINT
+            role.read(role.applied + 1, LogEntry(kind, 1, LEADER, role.position, data))
+            ends[role.applied] = role.position
+        watch.applied(role)
+        known = [time for last, time in announced if last in ends and ends[last] <= role.synced]
+        here = max(known, default=float("-inf"))
+        assert watch.current <= here, f"after {steps} it counts {watch.current - here} s as read that are not on disk"
+        assert watch.has_all(role) == (max((last for last, _ in announced), default=0) <= role.applied)
+    first = announced[0][1] if announced else float("-inf")
+    assert watch.current >= first, f"after {steps} everything is on disk, and the first announcement does not count"
 
 
 @pytest.mark.parametrize("answer", [110.001, float("nan"), float("inf"), "109.0", 109, None, [109.0]])
