@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from fyrehose.spans import NumberSet, Spans
+from fyrehose.spans import NumberSet, Spans, merged
+from tests.doubles.awkward import RANGES
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -35,17 +37,29 @@ def test_random_changes_agree_with_a_map_of_single_numbers(seed: int) -> None:
         assert not any((span.first - 1, span.state) in ends for span in spans), "neighbours of one state are one span"
 
 
-def test_a_range_splits_where_a_part_of_it_changes() -> None:
-    spans: Spans[str] = Spans()
-    spans.set(1, 9, "a")
-    spans.set(4, 5, "b")
-    assert spans.within(1, 9) == [(1, 3, "a"), (4, 5, "b"), (6, 9, "a")]
-    spans.set(4, 5, "a")
-    assert spans.within(0, 99) == [(1, 9, "a")]
+@pytest.mark.parametrize("seed", range(20))
+def test_random_additions_agree_with_a_set_of_single_numbers(seed: int) -> None:
+    dice = random.Random(seed)
+    floor = dice.randint(0, 5)
+    numbers, known = NumberSet(floor), set(range(1, floor + 1))
+    for _ in range(15):
+        first = dice.randint(1, 40)
+        added = set(range(first, first + dice.choice((0, 1, 1, 2, 6))))
+        assert numbers.add(first, first + len(added) - 1) == len(added - known), "another count of new numbers"
+        known |= added
+        assert {number for number in range(1, 60) if number in numbers} == known
+        assert numbers.highest == max(known, default=0)
+        at = dice.randint(1, 50)
+        missing = [number for low, high in numbers.gaps(at, 50) for number in range(low, high + 1)]
+        assert missing == [number for number in range(at, 51) if number not in known]
+        above = [number for low, high in numbers.above(at) for number in range(low, high + 1)]
+        assert above == sorted(number for number in known if number > max(at, numbers.floor))
 
 
-def test_the_highest_number_of_a_set_may_be_above_its_floor() -> None:
-    numbers = NumberSet(3)
-    assert numbers.highest == 3
-    numbers.add(7, 8)
-    assert (numbers.floor, numbers.highest) == (3, 8)
+@pytest.mark.parametrize("ranges", RANGES)
+def test_merged_ranges_have_the_same_numbers_and_do_not_touch(ranges: tuple[tuple[int, int], ...]) -> None:
+    found = merged(ranges)
+    assert {n for first, last in found for n in range(first, last + 1)} == {
+        n for first, last in ranges for n in range(first, last + 1)
+    }
+    assert all(last + 1 < first for (_, last), (first, _) in pairwise(found)), f"{found} could be fewer ranges"
