@@ -348,13 +348,17 @@ def test_every_small_record_arrives_once_and_in_order(small: SmallRecords) -> No
     assert [payload for run in runs for payload in run.payloads()] == [b"%d" % number for number in range(1, 201)]
 
 
-def test_end_of_tls_is_handled_after_the_records_before_it(small: SmallRecords) -> None:
+@pytest.mark.parametrize("ends", [("TLS",), ("TCP",), ("TLS", "TCP")])
+def test_end_of_the_data_is_handled_after_the_records_before_it(small: SmallRecords, ends: tuple[str, ...]) -> None:
     for byte in b"".join(FRAMES):
         small.client.write(bytes((byte,)))
     with suppress(ssl.SSLWantReadError):
-        small.client.unwrap()
+        if "TLS" in ends:
+            small.client.unwrap()
     small.send()
-    assert not small.transport.disconnecting
+    if "TCP" in ends:
+        small.server.readConnectionLost()
+    assert not small.transport.disconnecting, "records wait for their turn"
     small.clock.advance(1)
     assert small.stored == len(FRAMES)
     assert small.transport.disconnecting
