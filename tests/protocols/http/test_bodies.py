@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,53 +11,33 @@ from hypothesis import strategies as st
 from fyrehose.kernels.pure.lumberjack import MOST_DEPTH
 from fyrehose.protocols.http import bodies
 from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole, by_content_type, split_lengths
-from fyrehose.testing import every_chunking
 
 
 def collect(body: Whole | LineBody, chunks: list[bytes]) -> list[bytes]:
     return [message for chunk in chunks for message in body.add(chunk)] + body.end()
 
 
-@pytest.mark.parametrize(
-    ("data", "messages"),
-    [
-        (b"", []),
-        (b"\n", []),
-        (b"a", [b"a"]),
-        (b"a\n", [b"a"]),
-        (b"a\r\nb\n\n\r\nc", [b"a", b"b", b"c"]),
-        (b"a\rb\r\r\n\xff\x00\n", [b"a\rb\r", b"\xff\x00"]),
-    ],
-)
-def test_each_line_of_a_body_is_a_message(data: bytes, messages: list[bytes]) -> None:
-    for chunks in every_chunking(data):
-        assert collect(LineBody(100), list(chunks)) == messages
+@given(st.text("ab\r\n\xff", max_size=24), st.lists(st.integers(1, 24), max_size=5))
+def test_lines_before_one_above_the_limit_are_messages_in_any_chunking(text: str, cuts: list[int]) -> None:
+    data, expected, too_large = text.encode("latin-1"), list[bytes](), False
+    for line in data.split(b"\n"):
+        message = line.removesuffix(b"\r")
+        too_large = too_large or len(message) > 4
+        expected += [message] if message and not too_large else []
+    body, messages, refused = LineBody(4), list[bytes](), False
+    try:
+        for begin, end in pairwise([0, *sorted(set(cuts)), len(data) + 24]):
+            messages += body.add(data[begin:end])
+        messages += body.end()
+    except TooLarge as error:
+        messages += error.before
+        refused = True
+    assert (messages, refused) == (expected, too_large), f"{data} cut at {cuts} gives other messages"
 
 
 @given(st.lists(st.binary(max_size=6), max_size=8))
 def test_whole_body_is_one_message(chunks: list[bytes]) -> None:
     assert collect(Whole(100, None), chunks) == [b"".join(chunks)]
-
-
-@pytest.mark.parametrize("line", [b"12345", b"12345\n", b"x\n12345\nx", b"12345\r\n", b"x\n12345"])
-def test_line_above_the_limit_is_refused_in_every_chunking(line: bytes) -> None:
-    for chunks in every_chunking(line):
-        with pytest.raises(TooLarge):
-            collect(LineBody(4), list(chunks))
-
-
-def test_lines_before_one_above_the_limit_are_kept_in_every_chunking() -> None:
-    for chunks in every_chunking(b"x\ny\n12345\nz"):
-        body = LineBody(4)
-        messages: list[bytes] = []
-        with pytest.raises(TooLarge) as caught:
-            messages.extend(message for chunk in chunks for message in body.add(chunk))
-        assert messages + caught.value.before == [b"x", b"y"]
-
-
-def test_longest_line_may_end_with_a_carriage_return() -> None:
-    for chunks in every_chunking(b"1234\r\n1234"):
-        assert collect(LineBody(4), list(chunks)) == [b"1234", b"1234"]
 
 
 @given(st.lists(st.integers(1, 8), min_size=20, max_size=40), st.booleans())
@@ -69,13 +51,6 @@ def test_endless_message_is_refused_as_soon_as_it_exceeds_the_limit(sizes: list[
         assert (list(body.add(b"x" * size)), body.buffered) == ([], came)
     with pytest.raises(TooLarge):
         body.add(b"x" * size)
-
-
-def test_whole_body_above_the_limit_is_refused() -> None:
-    body = Whole(4, None)
-    assert body.add(b"1234") == []
-    with pytest.raises(TooLarge):
-        body.add(b"5")
 
 
 def test_expected_is_the_size_that_an_incomplete_message_may_reach() -> None:
