@@ -64,7 +64,7 @@ def test_lag_of_the_reactor_is_measured(watched: Any) -> None:
     assert max(sample.lag for sample in watched.sampler.samples) == pytest.approx(0.7, abs=0.06)
     assert watched.sampler.recent_quantile(3, 1.0) == 1.0, "the bound above it"
     watched.pass_time(RECENT + 5)
-    assert watched.sampler.recent_quantile(3, 1.0) < 0.25, "that was long ago"
+    assert max(watched.sampler.recent_quantile(3, 1.0), watched.sampler.samples[-1].lag) < 0.25, "that was long ago"
 
 
 def test_publishes_before_the_first_sample_count_for_the_quantiles(watched: Any) -> None:

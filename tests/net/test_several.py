@@ -67,7 +67,7 @@ def test_a_cancelled_attempt_tries_no_further_server() -> None:
 
 @pytest.mark.parametrize("url", ["http://10.0.0.3:8117/streams/s", "https://Host.test:9", "http://[::1]:7/"])
 def test_the_next_attempt_connects_to_the_leader_that_a_server_has_named(url: str) -> None:
-    servers, tried = made("a", "b", "c", "d", addresses=("10.0.0.1:8117", "host.test:9", "10.0.0.3:8117", "[::1]:7"))
+    servers, tried = made("a", "b", "c", "d", addresses=("10.0.0.1:8117", "Host.Test:9", "10.0.0.3:8117", "[::1]:7"))
     assert follow_leader(servers, url)
     connected(servers)
     assert tried == [{"10": "c", "ho": "b", "[:": "d"}[url.split("//")[1][:2].lower()]]

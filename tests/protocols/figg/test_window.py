@@ -22,15 +22,6 @@ def sent(window: PublishWindow) -> list[tuple[int, int]]:
     return [(first, len(part)) for first, part in window.to_send()]
 
 
-def test_window_has_room_again_after_an_acknowledgement() -> None:
-    window = PublishWindow(max_messages=1, max_bytes=1000)
-    window.add(run(b"a"))
-    sent(window)
-    assert (window.has_room, window.empty) == (False, False)
-    window.acknowledged(1)
-    assert (window.has_room, window.empty) == (True, True)
-
-
 def test_fail_fails_every_pending_deferred() -> None:
     window = PublishWindow(max_messages=1, max_bytes=1000)
     failures: list[Any] = []
