@@ -395,7 +395,7 @@ MISSING = {
 }
 
 
-SEARCH = Search(schedule, MISSING)
+SEARCH = Search(schedule, MISSING, (resent,))
 
 if __name__ == "__main__":
     sys.exit(SEARCH.main(__doc__))

@@ -20,6 +20,26 @@ def test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice
     assert all(seen[kind] > 50 for kind in ("dropped", "doubled ok", "doubled u"))
 
 
+def test_every_branch_of_the_rules_runs_but_those_of_retention_damage_and_a_stop() -> None:
+    elsewhere = {
+        "Repetitions._enter: self.forget(stretch)",
+        "Repetitions._forget_if_closed: for stretch in list(self._ages):",
+        "Repetitions._forget_if_closed: self.forget(stretch)",
+        "Repetitions._runs: pass  # events behind the damage are not recognized; the jou",
+        "Repetitions._runs: return",
+        "Repetitions.close: self._closed = True",
+        "Repetitions.open: self._closed = False",
+        "Repetitions.originals.<locals>.<listcomp>: originals = [None if stretch in gone else stretch for stretc",
+        "Repetitions.originals: originals = [None if stretch in gone else stretch for stretc",
+        "Repetitions.read_more: return",
+        "Repetitions.read_more: self.forgot(len(run))",
+        "Repetitions.suspects: return len(self._ledger)",
+        "Sender.publishing: self.repetitions.forget(stretch)",
+        "Sender.publishing: stretch = self.recent.popleft()",
+    }
+    assert schedules.SEARCH.unreached(0, 100, elsewhere) == []
+
+
 #: Seeds whose first schedules notice a missing rule, where seed 3 needs nearly two thousand schedules.
 NOTICED_BY = {"durable": 1338}
 
