@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.net.turns import STEPS, STEPS_S, Turns
 from fyrehose.periodic import Checks, Isolation
+from tests.doubles.steps import advance_until
 
 
 class Reactor(Clock):
@@ -101,8 +102,7 @@ def test_one_turn_takes_a_bounded_part_of_a_check(step_s: float, each: int) -> N
     checks.start()
     checks.begin()
     checks.begin()  # It is under way already.
-    while order.count("step") < 3 * each:
-        clock.advance(0.01)
+    advance_until(lambda: order.count("step") == 3 * each, clock, 0.01)
     parts = [len(part.split()) for part in " ".join(order).split("other") if part.strip()]
     assert max(parts) == each
     assert sum(parts) == 3 * each

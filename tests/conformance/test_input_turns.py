@@ -15,6 +15,7 @@ from fyrehose.protocols.figg.frames import Attach, Ping
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.protocols.http.server import HttpFactory
 from fyrehose.testing import MemoryJournal, Transport
+from tests.doubles.steps import advance_until
 
 #: How many connections one network has, and how many requests each sends in one write.
 PEERS, REQUESTS = 20, 500
@@ -77,8 +78,7 @@ def test_a_request_of_another_network_is_answered_before_a_flood_is_handled(prot
     flood(world)
     honest = world.connect(protocol, "127.0.0.1", 10_000)
     honest.protocol.dataReceived(request_)
-    while not honest.value():
-        world.clock.advance(1)
+    advance_until(honest.value, world.clock)
     count = world.attached()
     assert count < PEERS * REQUESTS // 2
     world.handle_everything()

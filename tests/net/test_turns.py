@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from fyrehose.net.turns import INPUT_S, LEAST, LONG, ROUND, ROUND_S, STEPS, SteppedWork, Turns
+from tests.doubles.steps import advance_until
 
 
 class Reactor(Clock):
@@ -323,8 +324,7 @@ def test_steps_end_with_the_result_of_their_generator(turns: Turns, clock: Clock
     found: list[object] = []
     SteppedWork(turns, counted(), "10.0.0.1").begin().addCallback(found.append)
     assert not found, "one turn takes a part"
-    while not found:
-        clock.advance(1)
+    advance_until(lambda: found, clock)
     assert found == ["the end"]
 
 

@@ -16,6 +16,7 @@ from fyrehose.subscriptions.lane import Draft
 from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.subscriptions.subscription import NamedSubscription
 from fyrehose.testing import MemoryJournal
+from tests.doubles.steps import advance_until
 
 KINDS = ("all", "each")
 
@@ -72,8 +73,7 @@ def adding(ack: str) -> tuple[Clock, Broker, list[Any]]:
         broker.publish([Run.of(f"logs.{number}", [b"x"] * 10, source="test")])
     options = SubscriptionOptions(stream="logs.*", pattern=True, ack=ack)
     broker.table.create("n", options).addCallback(created.append)
-    while "n" not in broker.table.entries:
-        clock.advance(1)
+    advance_until(lambda: "n" in broker.table.entries, clock)
     return clock, broker, created
 
 
@@ -84,8 +84,7 @@ def test_rewind_before_a_new_pattern_has_all_its_streams_covers_all_of_them(ack:
     broker.table.create("n", named.options).addCallback(answered.append)
     broker.named.rewind(named, None).addCallback(answered.append)
     assert answered == [], "it does not have all its streams"
-    while len(answered) < 3:
-        clock.advance(1)
+    advance_until(lambda: len(answered) == 3, clock)
     assert named.places == {f"logs.{number}": 10 for number in range(20)}
 
 
@@ -95,20 +94,17 @@ def test_rewind_of_a_new_pattern_that_is_deleted_meanwhile_is_refused(ack: str) 
     named, refused = broker.named.find("n"), list[Any]()
     broker.named.rewind(named, None).addErrback(refused.append)
     broker.named.delete(named)
-    while not refused:
-        clock.advance(1)
+    advance_until(lambda: refused, clock)
     assert refused[0].check(SubscriptionGone)
 
 
 @pytest.mark.parametrize("ack", KINDS)
 def test_a_pattern_of_many_streams_is_shown_in_short_turns(ack: str) -> None:
     clock, broker, created = adding(ack)
-    while not created:
-        clock.advance(1)
+    advance_until(lambda: created, clock)
     shown = SteppedWork(broker.turns, broker.named.show(created[0])).begin()
     assert not shown.called, "after a step"
-    while not shown.called:
-        clock.advance(1)
+    advance_until(lambda: shown.called, clock)
     each: Any = shown.result["floor" if ack == "each" else "positions"]
     assert (shown.result["streams"], each.keys()) == (20, created[0].tracks.keys())
 

@@ -19,6 +19,7 @@ from fyrehose.protocols.http.client import MOST_EVENT, HttpTailer
 from fyrehose.protocols.http.runs import RunForm
 from fyrehose.records import Run
 from tests.doubles.answering import EndingTransport, proxy
+from tests.doubles.steps import advance_until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.fyrehose.runs\r\nTransfer-Encoding: chunked\r\n"
 
@@ -238,8 +239,7 @@ def test_a_proxy_is_asked_less_often_and_not_before_it_wants_to_be() -> None:
         """Let the proxy answer, and return the seconds until the next connection."""
         bench.say(said)
         began, made = bench.clock.seconds(), len(bench.endpoint.connections)
-        while len(bench.endpoint.connections) == made:
-            bench.clock.advance(0.1)
+        advance_until(lambda: len(bench.endpoint.connections) > made, bench.clock, 0.1)
         return bench.clock.seconds() - began
 
     pauses = [pause_after(proxy(502)) for _ in range(9)]
