@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import attrs
-import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fyrehose.net.slots import RELIEF_S, Slots
 
@@ -52,43 +51,6 @@ def reading(found: list[Frame]) -> list[int]:
     return [frame.frame for frame in found if frame.reads]
 
 
-def test_frames_of_several_networks_have_slots_up_to_the_capacity() -> None:
-    slots = Slots(100)
-    found = [*frames(slots, 40, network="a"), *frames(slots, 40, network="b"), *frames(slots, 20, 1, network="c")]
-    assert (reading(found), slots.used) == ([40, 40, 20], 100)
-    slots.leave(found[0])
-    assert (reading(found[1:]), slots.used) == ([40, 20, 1], 61)
-
-
-@pytest.mark.parametrize(("size", "fits"), [(40, True), (41, False)])
-def test_a_network_has_at_most_twice_what_it_leaves_free(size: int, fits: bool) -> None:
-    slots = Slots(100)
-    [_, second] = frames(slots, 40, size)
-    assert second.reads is fits, "40 and 40 leave 20, and half of the first is 20"
-    assert reading(frames(slots, 20, network="b")) == [20]
-
-
-def test_a_frame_of_any_size_has_a_slot_alone() -> None:
-    slots = Slots(100)
-    [large] = frames(slots, 1_000)
-    [other] = frames(slots, 1, network="b")
-    assert (large.reads, other.reads) == (True, False)
-    slots.leave(large)
-    assert other.reads
-
-
-def test_networks_take_turns() -> None:
-    slots = Slots(1)
-    first = frames(slots, 1, network="x")[0]
-    many, one = frames(slots, *[1] * 10, network="a"), frames(slots, 1, network="b")[0]
-    slots.leave(first)
-    assert many[0].reads
-    slots.leave(many[0])
-    assert one.reads
-    slots.leave(one)
-    assert many[1].reads
-
-
 def test_every_second_frame_of_a_network_is_its_smallest() -> None:
     slots = Slots(100)
     current = frames(slots, 100)[0]
@@ -102,23 +64,6 @@ def test_every_second_frame_of_a_network_is_its_smallest() -> None:
     assert order == [90, 60, 80, 70]
 
 
-def test_a_large_frame_keeps_its_turn_before_smaller_ones_of_other_networks() -> None:
-    slots = Slots(100)
-    [first] = frames(slots, 60)
-    [large], [small] = frames(slots, 90, network="b"), frames(slots, 10, network="c")
-    assert not large.reads
-    assert not small.reads
-    slots.leave(first)
-    assert (large.reads, small.reads) == (True, True)
-
-
-def test_a_network_with_its_whole_share_does_not_delay_others() -> None:
-    slots = Slots(100)
-    [_, waiting] = frames(slots, 40, 41)
-    assert reading(frames(slots, 30, network="b")) == [30]
-    assert not waiting.reads
-
-
 def test_no_more_slow_frames_give_way_than_are_needed() -> None:
     slots = Slots(100)
     slow = [*frames(slots, 30, network="a", slow=True), *frames(slots, 30, network="b", slow=True)]
@@ -129,148 +74,161 @@ def test_no_more_slow_frames_give_way_than_are_needed() -> None:
     assert [frame.ended for frame in slow] == [True, False, False]
 
 
-def test_slow_frames_of_other_networks_do_not_give_way_to_a_network_with_its_whole_share() -> None:
-    slots = Slots(100)
-    [other] = frames(slots, 10, network="b", slow=True)
-    [own, waiting] = frames(slots, 40, 40)
-    slots.relieve(0)
-    assert not other.ended
-    assert not waiting.reads
-    own.slow = True
-    slots.relieve(RELIEF_S)
-    assert own.ended
-    assert waiting.reads
+@attrs.define(eq=False)
+class Table:
+    """A plain model of the rules at the top of slots.py, which looks at all frames for each question.
+
+    :ivar slots: the frames that have slots, the oldest first, and their sizes
+    :ivar queues: by network, the frames that wait for a first slot; the network whose turn is next comes first
+    """
+
+    capacity: int
+    held_up: bool = False
+    slots: dict[Frame, int] = attrs.field(factory=dict, init=False)
+    growing: list[Frame] = attrs.field(factory=list, init=False)
+    queues: dict[str, list[Frame]] = attrs.field(factory=dict, init=False)
+    given: Counter[str] = attrs.field(factory=Counter, init=False)
+    slow: set[Frame] = attrs.field(factory=set, init=False)
+    ended: list[Frame] = attrs.field(factory=list, init=False)
+    relieved: float = attrs.field(default=-RELIEF_S, init=False)
+
+    @property
+    def used(self) -> int:
+        return sum(self.slots.values())
+
+    def reads(self, frame: Frame) -> bool:
+        return self.slots.get(frame, -1) >= frame.frame
+
+    def wait(self, frame: Frame) -> None:
+        (self.growing if frame in self.slots else self.queues.setdefault(frame.network, [])).append(frame)
+        self.serve()
+
+    def leave(self, frame: Frame) -> None:
+        self.forget(frame)
+        self.serve()
+
+    def forget(self, frame: Frame) -> None:
+        self.slots.pop(frame, None)
+        self.growing = [each for each in self.growing if each is not frame]
+        queue = [each for each in self.queues.get(frame.network, ()) if each is not frame]
+        self.queues |= {frame.network: queue} if frame.network in self.queues else {}
+        if not queue:
+            self.queues.pop(frame.network, None)
+            self.given.pop(frame.network, None)
+
+    def relieve(self, now: float) -> None:
+        if (self.queues or self.growing) and now >= self.relieved + RELIEF_S:
+            self.relieved = now
+            self.serve(relieve=True)
+
+    def serve(self, relieve: bool = False) -> None:
+        before = -1
+        while before < len(self.ended):  # what a frame leaves behind is given to others at once
+            before = len(self.ended)
+            for frame in list(self.growing):
+                more = frame.frame - self.slots.get(frame, frame.frame)
+                self.end_slow(self.used + more - self.capacity if relieve else 0)
+                if frame in self.growing and (self.used + more <= self.capacity or frame is next(iter(self.slots))):
+                    self.growing.remove(frame)
+                    self.slots[frame] = frame.frame
+            while not self.held_up and self.give(relieve):
+                pass
+
+    def give(self, relieve: bool) -> bool:
+        for network, queue in list(self.queues.items()):
+            frame = min(queue, key=lambda each: each.frame) if self.given[network] % 2 else queue[0]
+            if relieve:
+                self.end_slow(self.over(frame, 0))
+                self.end_slow(self.over(frame, self.of(network)), network)
+            if self.over(frame, self.of(network)) <= 0:
+                given = self.given[network] + 1
+                self.forget(frame)
+                if network in self.queues:
+                    self.queues[network] = self.queues.pop(network)
+                    self.given[network] = given
+                self.slots[frame] = frame.frame
+                return True
+            if not self.of(network):
+                return False
+        return False
+
+    def of(self, network: str) -> int:
+        return sum(size for frame, size in self.slots.items() if frame.network == network)
+
+    def over(self, frame: Frame, share: int) -> int:
+        return self.used + frame.frame + share // 2 - self.capacity if self.slots else 0
+
+    def end_slow(self, needed: int, network: str | None = None) -> None:
+        for frame, size in list(self.slots.items()):
+            if needed > 0 and frame in self.slow and network in (None, frame.network):
+                needed -= size
+                self.ended.append(frame)
+                self.forget(frame)
 
 
-def test_a_slow_frame_stays_while_nothing_waits() -> None:
-    slots = Slots(100)
-    [slow] = frames(slots, 100, slow=True)
-    slots.relieve(0)
-    assert not slow.ended
+class History:
+    """A random history of frames, beside the table: they wait, grow, become slow, and end."""
 
-
-def test_slow_frames_are_searched_once_a_second() -> None:
-    slots = Slots(100)
-    [first] = frames(slots, 100)
-    [waiting] = frames(slots, 100, network="b")
-    slots.relieve(0)
-    first.slow = True
-    slots.relieve(RELIEF_S / 2)
-    assert not waiting.reads
-    slots.relieve(RELIEF_S)
-    assert waiting.reads
-
-
-def test_a_frame_that_outgrows_its_slot_waits_behind_older_ones() -> None:
-    slots = Slots(100)
-    first, second = frames(slots, 45)[0], frames(slots, 45, network="b")[0]
-    second.grow(20)
-    assert not second.reads
-    first.grow(20)
-    assert first.reads, "the oldest may always go on"
-    slots.leave(first)
-    assert second.reads
-    assert slots.used == 65
-
-
-def test_a_growing_frame_that_ends_waits_no_more() -> None:
-    slots = Slots(100)
-    first, second = frames(slots, 50)[0], frames(slots, 50, network="b")[0]
-    second.grow(20)
-    assert slots.waits(second)
-    slots.leave(second)
-    assert not slots.waiting
-    slots.leave(first)
-    assert (second.reads, slots.used) == (False, 0)
-
-
-def test_a_slow_frame_that_outgrows_its_slot_gives_way_to_another_one() -> None:
-    slots = Slots(100)
-    [_], [growing], [slow] = (
-        frames(slots, 20),
-        frames(slots, 30, network="b"),
-        frames(slots, 30, network="c", slow=True),
-    )
-    growing.grow(40)
-    slow.grow(40)
-    slots.relieve(RELIEF_S)
-    assert (growing.reads, slow.ended, slots.used, slots.waiting) == (True, True, 90, False)
-
-
-def test_nothing_is_given_while_memory_becomes_free_otherwise() -> None:
-    held_up = True
-    slots = Slots(100, lambda: held_up)
-    [frame] = frames(slots, 10)
-    assert not frame.reads
-    held_up = False
-    slots.serve()
-    assert frame.reads
-
-
-def test_a_frame_that_leaves_the_queue_gets_no_slot() -> None:
-    slots = Slots(100)
-    [first, second] = frames(slots, 100, 100)
-    slots.leave(second)
-    slots.leave(second)
-    slots.leave(first)
-    assert (second.reads, slots.used, slots.waiting) == (False, 0, False)
-
-
-class SlotsMachine(RuleBasedStateMachine):
-    """Frames as they come: they wait, grow, become slow, and end."""
-
-    capacity, largest = 100, 60
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = Slots(self.capacity)
+    def __init__(self, seed: int) -> None:
+        self.dice, self.table, self.now = Random(seed), Table(100), 0.0
+        self.slots = Slots(100, lambda: self.table.held_up)
         self.frames: list[Frame] = []
-        self.now = 0.0
+        self.most = self.dice.choice((3, 8, 20))  #: how many frames there are at a time
 
-    @rule(network=st.sampled_from("aab"), size=st.integers(1, largest))
-    def begin(self, network: str, size: int) -> None:
-        self.frames.append(Frame(self.slots, network, size))
+    def begin(self) -> None:
+        if len(self.frames) < self.most:
+            size = self.dice.randint(1, self.dice.choice((20, 60, 130)))
+            self.frames.append(Frame(self.slots, self.dice.choice("aaabc"), size))
+            self.table.wait(self.frames[-1])
 
-    @precondition(lambda self: any(frame.reads for frame in self.frames))
-    @rule(data=st.data(), size=st.integers(1, largest))
-    def grow(self, data: st.DataObject, size: int) -> None:
-        frame = data.draw(st.sampled_from([frame for frame in self.frames if frame.reads]))
-        if frame.frame + size <= self.largest:
-            frame.grow(size)
+    def grow(self) -> None:
+        if found := [frame for frame in self.frames if frame.reads]:
+            frame = self.dice.choice(found)
+            frame.grow(self.dice.randint(1, 60))
+            self.table.wait(frame)
 
-    @precondition(lambda self: any(frame.reads for frame in self.frames))
-    @rule(data=st.data())
-    def become_slow(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from([frame for frame in self.frames if frame.reads])).slow = True
+    def become_slow(self) -> None:
+        if found := [frame for frame in self.frames if frame.reads]:
+            frame = self.dice.choice(found)
+            frame.slow = True
+            self.table.slow.add(frame)
 
-    @precondition(lambda self: self.frames)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        frame = data.draw(st.sampled_from(self.frames))
-        self.frames.remove(frame)
-        self.slots.leave(frame)
+    def end(self) -> None:
+        if self.frames:
+            frame = self.frames.pop(self.dice.randrange(len(self.frames)))
+            for _ in range(2):
+                self.slots.leave(frame)
+                self.table.leave(frame)
 
-    @rule()
-    def look_for_slow_ones(self) -> None:
-        self.now += RELIEF_S
+    def relieve(self) -> None:
+        self.now += self.dice.choice((0.0, RELIEF_S / 2, RELIEF_S))
         self.slots.relieve(self.now)
+        self.table.relieve(self.now)
         self.frames = [frame for frame in self.frames if not frame.ended]
 
-    @invariant()
-    def it_is_bounded(self) -> None:
-        assert self.slots.used <= self.capacity + self.largest
-        assert self.slots.used >= sum(frame.frame for frame in self.frames if frame.reads)
+    def hold_up(self) -> None:
+        """Let memory become free without slots, or no more."""
+        self.table.held_up = not self.table.held_up
+        self.slots.serve()
+        self.table.serve()
 
-    @invariant()
-    def one_is_read(self) -> None:
-        assert not self.frames or any(frame.reads for frame in self.frames)
-
-    @invariant()
-    def each_is_read_or_waits(self) -> None:
+    def check(self) -> None:
+        table = self.table
+        assert [frame.reads for frame in self.frames] == [table.reads(frame) for frame in self.frames]
+        assert not set(self.frames) & set(table.ended), "a slow frame has to give way"
+        assert (self.slots.used, self.slots.waiting) == (table.used, bool(table.queues or table.growing))
         assert all(frame.reads != self.slots.waits(frame) for frame in self.frames)
+        assert not self.frames or table.held_up or any(frame.reads for frame in self.frames), "none is read"
 
-    def teardown(self) -> None:
+    def step(self) -> None:
+        often = [self.begin] * 6 + [self.grow, self.become_slow, self.relieve] * 2 + [self.end] * 3 + [self.hold_up]
+        self.dice.choice(often)()
+        self.check()
+
+    def finish(self) -> None:
         """Each frame is served, in as many steps as there are frames."""
+        if self.table.held_up:
+            self.hold_up()
         for _ in range(len(self.frames)):
             done = next(frame for frame in self.frames if frame.reads)
             self.frames.remove(done)
@@ -278,5 +236,13 @@ class SlotsMachine(RuleBasedStateMachine):
         assert (self.slots.used, self.slots.waiting) == (0, False)
 
 
-TestSlotsMachine = SlotsMachine.TestCase
-TestSlotsMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+def test_slots_are_given_as_by_the_table_of_all_frames() -> None:
+    slow = given = 0
+    for seed in range(200):
+        history = History(seed)
+        for _ in range(80):
+            history.step()
+        slow += len(history.table.ended)
+        given += sum(count > 2 for count in history.table.given.values())
+        history.finish()
+    assert min(slow, given) > 20, f"hardly tried: {slow} slow frames, {given} queues of several frames"
