@@ -654,6 +654,12 @@ def test_a_segment_begins_behind_released_batches_only(member: Callable[[str], M
     assert not leader.gate.may_write(1 << 16)
     leader.gate.release(leader.position())
     assert leader.gate.may_write(1 << 16)
+    for _ in range(2):
+        leader.append(bytes(40_000))
+        leader.gate.release(leader.position())
+    leader.append(bytes(1000))
+    assert len(scan.segments(leader.directory)) == 2
+    assert leader.gate.may_write(1000), "it fits into the second segment"
 
 
 def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(

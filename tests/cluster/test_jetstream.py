@@ -425,5 +425,6 @@ def test_only_errors_that_nats_has_answered_are_told_as_its_answers(answer: Exce
 
 
 def test_too_few_replicas_are_warned_about() -> None:
-    (warning,) = judged(num_replicas=1)
-    assert "has 1 replicas, and 3 are configured" in warning
+    for replicas in (1, None):
+        (warning,) = judged(num_replicas=replicas)
+        assert "has 1 replicas, and 3 are configured" in warning

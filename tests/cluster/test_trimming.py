@@ -219,6 +219,7 @@ class Lead:
         self.reported: dict[str, int] = {}
         self.since = dict.fromkeys("bc", self.world.now)
         self.led = self.world.now
+        self.marked = 3  #: the last entry when the leader added a checkpoint, or began to lead
         self.branches = {"every member": 0, "some are silent": 0, "waits": 0}
 
     @property
@@ -249,7 +250,7 @@ class Lead:
     def lead_again(self) -> None:
         """Lead after another server has led for a while, during which this one did not count who was silent."""
         self.world.now += 100
-        self.led, self.since = self.world.now, {}
+        self.led, self.since, self.marked = self.world.now, {}, self.world.role.applied
         self.world.trimmer.start(self.world.role, self.led)
 
     def trim(self) -> None:
@@ -264,8 +265,12 @@ class Lead:
             for number in checkpoints
             if waited and not patient and all(self.reported.get(name, 0) >= number for name in waited)
         ]
+        due = not checkpoints and role.applied > self.marked + 1
+        self.marked = role.applied if due else self.marked
         self.world.trimmer.trim(role, now)
         actions = role.take()
+        added = [action for action in actions if isinstance(action, Append)]
+        assert len(added) == due, "a checkpoint follows at least two entries, when none waits for members"
         purged = [action.number for action in actions if isinstance(action, Purge)]
         known = f"reported {self.reported}, silent {silent}, of {self.others}, checkpoints {checkpoints}"
         assert purged == confirmed[-1:], f"{purged} was purged instead of {confirmed[-1:]}: {known}"

@@ -56,6 +56,11 @@ class Hub:
     outdated: EntryRange | None = None
     #: how often each server has asked it
     extents: Counter[str] = attrs.field(factory=Counter)
+    #: how often each server has read, and told the others about itself
+    reads: Counter[str] = attrs.field(factory=Counter)
+    said: Counter[str] = attrs.field(factory=Counter)
+    #: how many of the last entries are not found by reads yet, as by a NATS server that is behind
+    unread: int = 0
     #: whether that question is answered, whether reads are, and whether what servers say to each other arrives
     tells_extent: bool = True
     answers_reads: bool = True
@@ -87,7 +92,8 @@ class Hub:
     def read(self, number: int, most: int) -> list[tuple[int, LogEntry]]:
         if number < self.first:
             return []
-        return list(enumerate(self.entries[number - 1 : number - 1 + most], number))
+        found = self.entries[number - 1 : len(self.entries) - self.unread]
+        return list(enumerate(found[:most], number))
 
     def purge(self, number: int) -> None:
         self.first = max(self.first, number)
@@ -124,12 +130,14 @@ class MemoryLog:
         return self._ask(lambda: hub.outdated or EntryRange(hub.first, len(hub.entries), hub.size), hub.tells_extent)
 
     def read(self, number: int, most: int) -> Deferred[list[tuple[int, LogEntry]]]:
+        self.hub.reads[self.name] += 1
         return self._ask(lambda: self.hub.read(number, most), self.hub.answers_reads)
 
     def purge(self, number: int) -> Deferred[None]:
         return self._ask(lambda: self.hub.purge(number))
 
     def say(self, message: bytes) -> None:
+        self.hub.said[self.name] += 1
         for name, heard in self.hub.hears.items():
             if self.hub.hears_others and not {name, self.name} & self.hub.away:
                 late = self._delay() + self.hub.queues.get(name, 0.0)
