@@ -383,6 +383,8 @@ def test_numbers_that_are_declared_lost_are_in_the_lake(written: Opener, tmp_pat
     done = archive(None, str(journal.directory), lake)
     assert done.gaps == sum(last - first + 1 for _, _, first, last in Lake.at(lake).lost()) > 0
     assert done.rows == len(journal.read(skip_gaps=True))
+    ends = {stream: end for stream, end in journal.journal.ends().items() if end}
+    assert Lake.at(lake).ends(journal.place.view().identity) == ends, "records follow the numbers that are lost"
 
 
 ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
