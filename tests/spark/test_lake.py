@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -216,6 +217,26 @@ def test_lost_numbers_are_recorded_once(tmp_path: Path) -> None:
     lake.commit(ONE, None, at(20), [], gaps)
     lake.commit(ONE, at(20), at(30), [], [("s", 5, 6, 25)])
     assert Lake.at(tmp_path).lost() == [("one", "s", 5, 6), ("one", "ü", 3, 9)]
+
+
+def test_each_file_and_each_commit_is_synced_before_the_call_returns(tmp_path: Path) -> None:
+    """The archive moves its subscription then, so that retention may delete the only other copy."""
+    lake, synced, fsync = opened(tmp_path), set[str](), os.fsync
+
+    def noted(fd: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        fsync(fd)
+
+    with patch.object(os, "fsync", noted):
+        before = set(tmp_path.rglob("_delta_log/*.json"))
+        lake.commit(ONE, None, at(10), [file(tmp_path, "1"), file(tmp_path, "2")], [("s", 1, 9, 5)])
+        lake.replace(lake.files(), [file(tmp_path, "both")])
+        entries = set(tmp_path.rglob("_delta_log/*.json")) - before
+        with lake.store.writing("date=2026-01-02/new") as new:
+            new.write(b"x")
+    assert {str(tmp_path / path) for path in ("date=2026-01-02/new", "date=2026-01-02", "")} <= synced
+    assert len(entries) >= 3, "two of the lake, and one of what is lost"
+    assert {*map(str, entries), *(str(entry.parent) for entry in entries)} <= synced
 
 
 def test_files_are_chosen_by_their_statistics(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_file_with_required_keys_only_gets_defaults(tmp_path: Path) -> None:
             8,
             "streams is a list; expected a pattern",
         ),
+        ('journal = "data"', 'journal = ""', 1, "journal is ''; expected a directory"),
         ('streams = ["web.*", "proxy"]', "", 7, "in [tables.requests]: streams is missing; expected a pattern"),
         (
             '"rescue"',
