@@ -264,6 +264,49 @@ class WatchedFiles(SteppedFiles):
         self.syncs += 1
 
 
+class UnsyncedFiles(SteppedFiles):
+    """Writes real files without syncing them, and records what a power cut would undo.
+
+    :ivar unsynced: the files that were written or cut, and the directories in which a name was made, changed or removed
+    """
+
+    def __init__(self) -> None:
+        self.unsynced: set[Path] = set()
+
+    def _path(self, fd: int) -> Path:
+        return Path(f"/proc/self/fd/{fd}").readlink()
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & os.O_CREAT and not path.exists():
+            self.unsynced.add(path.parent)
+        return super().open(path, flags)
+
+    def write(self, fd: int, data: Buffer, offset: int) -> None:
+        super().write(fd, data, offset)
+        self.unsynced.add(self._path(fd))
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self.unsynced.add(self._path(fd))
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self.unsynced.add(new.parent)
+        if old in self.unsynced:
+            self.unsynced ^= {old, new}
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        self.unsynced.add(path.parent)
+        self.unsynced.discard(path)
+
+    def sync(self, fd: int) -> None:
+        self.unsynced.discard(self._path(fd))
+
+    def sync_directory(self, directory: Path) -> None:
+        self.unsynced.discard(directory)
+
+
 def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterator[dict[str, bytes]]:
     """Yield possible contents of the disk after a power cut at ``upto`` steps.
 

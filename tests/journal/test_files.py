@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -25,6 +26,18 @@ def test_storing_a_file_replaces_its_whole_content(tmp_path: Path, data: bytes |
     Files().store(path, data)
     assert path.read_bytes() == (data if isinstance(data, bytes) else b"".join(data))
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_stored_file_and_its_name_are_synced(tmp_path: Path) -> None:
+    synced, fsync = list[Path](), os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    with patch.object(os, "fsync", noted):
+        Files().store(tmp_path / "file", b"x")
+    assert tmp_path in synced
 
 
 def test_storing_a_file_that_fails_leaves_the_old_content(tmp_path: Path) -> None:

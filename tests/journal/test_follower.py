@@ -20,7 +20,7 @@ from fyrehose.journal.follower import REPLICA, cut_at_mark, set_aside_beyond
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Run
-from tests.doubles.disk import RecordingFiles, images
+from tests.doubles.disk import RecordingFiles, UnsyncedFiles, images
 from tests.doubles.files import FaultyFiles
 
 SEGMENT = 1 << 14
@@ -316,6 +316,18 @@ def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -
     assert len(notes) == len(found) - 1 > 1
     for image in images(files, len(files.log), Random(1), 20):
         assert [name for name in image if name.endswith(scan.SUFFIX)] == [found[0].path.name]
+
+
+def test_a_segment_that_was_cut_is_synced(tmp_path: Path) -> None:
+    leader = replica(tmp_path / "leader")
+    leader.lead(1)
+    for number in range(1, 40):
+        commit(leader, number)
+        leader.released = leader.position
+    leader.close(False)
+    files = UnsyncedFiles()
+    set_aside_beyond(leader.directory, scan.segments(leader.directory)[1].base + 2048, files)
+    assert files.unsynced == set()
 
 
 def test_small_batches_of_a_commit_are_handed_over_together_and_large_ones_one_by_one(tmp_path: Path) -> None:
