@@ -109,14 +109,6 @@ def test_settling_raises_the_highest_leasable_number_in_the_same_append() -> Non
     assert (world.lane.durable_floor, world.lease(9)) == (2, [5])
 
 
-def test_at_most_a_window_of_records_is_open() -> None:
-    world = World()
-    assert world.lease(9) == [1, 2, 3, 4]
-    assert world.lease(9) == []
-    world.act("done", 3)
-    assert world.lease(9) == [5], "a settling counts at once"
-
-
 def test_a_settled_record_cannot_be_settled_again_and_its_lease_does_not_end() -> None:
     world = World()
     world.lease()
@@ -341,18 +333,6 @@ def test_a_server_that_may_be_deposed_leases_and_extends_nothing() -> None:
     assert world.act("done", 1) == [], "an append is fenced by the shared log"
 
 
-def test_records_of_a_key_are_leased_one_at_a_time() -> None:
-    world = World(keyed=True)
-    assert world.lease(9) == [1, 2]
-    world.act("done", 1)
-    assert world.pool.lease("w", None, 9) == [], "its end is not durable"
-    world.commit()
-    assert world.lease(9) == [3]
-    world.act("failed", 2, delay=0.0)
-    world.commit()
-    assert world.lease(9) == [2], "4 waits for it"
-
-
 def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -> None:
     world = World()
     world.lease()
@@ -477,13 +457,6 @@ def test_streams_take_turns() -> None:
             found[each.lane.stream] = found.get(each.lane.stream, 0) + len(each)
         world.commit()
     assert set(found) == {"a", "b", "c"}
-
-
-def test_a_consumer_holds_at_most_its_share() -> None:
-    world = World(most=3, window=99)
-    assert world.lease(9) == [1, 2, 3]
-    assert world.lease(9) == []
-    assert world.lease(3, consumer="x") == [4, 5, 6]
 
 
 def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:

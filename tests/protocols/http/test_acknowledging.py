@@ -104,13 +104,6 @@ def test_waiting_acknowledgements_of_a_stream_become_one_request(bench: Bench) -
     assert len(bench.connections) == 1
 
 
-def test_an_acknowledgement_without_an_answer_is_sent_again(bench: Bench) -> None:
-    bench.acknowledger.acknowledge(5, 1)
-    bench.lose()
-    assert len(bench.connections) == 2
-    assert bench.posted == [(5, 1)]
-
-
 def test_no_connection_is_made_without_an_acknowledgement(bench: Bench) -> None:
     bench.acknowledger.acknowledge(5, 1)
     bench.answer(200)

@@ -155,10 +155,10 @@ def test_callback_of_ready_that_closes_the_client_fails_the_others(make_client: 
 
 def test_close_settles_messages_and_ends_the_link(make_client: Any) -> None:
     client, wire = make_client()
-    done = outcome(client.send(b"0"))
-    closed = outcome(client.close())
+    done, connections = outcome(client.send(b"0")), list[Any]()
+    closed = outcome(client.close().addCallback(lambda _: connections.append(client.connection)))
     wire.pump()
-    assert (done, closed) == (["done"], ["done"])
+    assert (done, closed, connections) == (["done"], ["done"], [None])
     assert not wire.server.registry.entries
     assert wire.attempts == 1
     with pytest.raises(LocalProtocolError):
@@ -185,6 +185,14 @@ def test_close_times_out(make_client: Any) -> None:
     closed = outcome(client.close())
     wire.server.clock.pump([0.5] * 12)
     assert (done, closed) == ([Closed], ["done"])
+
+
+def test_close_completes_when_the_listener_has_forgotten_the_link(make_client: Any) -> None:
+    client, wire = make_client()
+    done, closed = outcome(client.send(b"0")), outcome(client.close())
+    wire.lose_link()
+    wire.pump(1)
+    assert (done, closed) == ([UnknownOutcome], ["done"])
 
 
 def test_close_completes_when_only_the_listener_saw_the_shutdown(make_client: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fyrehose.protocols.relink.frames import SHUTDOWN, Message
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.server import first_anchor
+from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE
 
 
@@ -44,6 +46,14 @@ def test_subscriber_gets_records_behind_its_position(make_server: Any, name: str
     server.publish("s", b"3")
     peer.talk()
     assert bodies(peer) == expected
+
+
+def test_delivery_is_sent_up_to_its_first_gap(make_server: Any) -> None:
+    peer = make_server().linked("subscribe:s")
+    runs = [Run.of("s", [b"x"] * 2, source="test").numbered(first, 1) for first in (1, 3, 6)]
+    assert peer.protocol.endpoint.deliver(Delivery(tuple(runs))) == 4
+    runs = [Run.of("s", [bytes(PIECE // 3)] * 2, source="test").numbered(first, 1) for first in (7, 9)]
+    assert peer.protocol.endpoint.deliver(Delivery(tuple(runs))) == 8, "the heads of messages count, too"
 
 
 def test_records_are_delivered_only_when_durable(make_server: Any) -> None:
@@ -86,50 +96,48 @@ def test_window_reopens_as_messages_are_consumed(make_server: Any) -> None:
     assert bodies(peer) == [b"%d" % i for i in range(11)]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_subscriber_resumes_without_loss_or_repeat(make_server: Any, restarted: bool) -> None:
-    server = make_server(window="4")
-    server.publish("s", *(b"%d" % i for i in range(10)))
-    peer = server.linked("subscribe:s@0")
-    peer.link.consume(0, 1)
-    peer.session.data_to_send()  # These bytes are lost.
-    peer.leave()
-    if restarted:
-        server.restart()
-    again = server.linked(old=peer.link)
-    assert again.events[0].resumed
-    again.link.consume(0, 3)
-    again.talk()
-    again.link.consume(0, 7)
-    again.talk()
-    assert bodies(peer) + bodies(again) == [b"%d" % i for i in range(10)]
-    assert [seq for seq, _ in got(peer) + got(again)] == list(range(10))
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_gap_stays_between_the_same_records_over_reconnections(make_server: Any, restarted: bool) -> None:
-    """Retention deletes records that were not sent; later connections still map channel to stream numbers."""
-    server = make_server(window="2")
-    for i in range(8):
-        server.publish("s", b"%d" % i)
-    peer = server.linked("subscribe:s@0")
-    assert bodies(peer) == [b"0", b"1"]
-    peer.leave()
-    server.journal.forget("s", 6)
-    if restarted:
-        server.restart()
-    peer.link.consume(0, 1)
-    again = server.linked(old=peer.link)
-    assert bodies(again) == [b"5", b"6"]
-    assert server.count("skipped") == 3
-    again.leave()
-    if restarted:
-        server.restart()
-    third = server.linked(old=again.link)
-    third.link.consume(0, 3)
-    third.talk()
-    assert bodies(third) == [b"7"]
-    assert [seq for seq, _ in got(third)] == [4]
+@pytest.mark.parametrize("seed", range(30))
+def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make_server: Any, seed: int) -> None:
+    """Retention deletes records that were not sent: channel numbers have no gap, and belong to the same records."""
+    dice, server, after = random.Random(seed), make_server(window="4"), seed % 3
+    server.publish("s", b"1", b"2")
+    peer = server.linked(f"subscribe:s@{after}?seq")
+    heard, published, deaf = list[tuple[int, tuple[bytes, ...]]](), 2, False
+    for step in range(120):
+        what = dice.choice(("publish", "publish", "consume", "consume", "delete", "deafen", "reconnect", "restart"))
+        what = "reconnect" if step == 110 else "consume" if step > 110 else what
+        if deaf:  # what the server sends until the connection is lost does not arrive
+            peer.say(b"".join(peer.session.data_to_send()))
+            server.clock.advance(0)
+            peer.transport.clear()
+        else:
+            peer.talk()
+        last = len(heard) + len(got(peer)) - 1
+        if what == "publish":
+            published += 1
+            server.publish("s", b"%d" % published)
+        elif what == "consume" and last > peer.link.receiving[0].consumed:
+            peer.link.consume(0, last if step > 110 else peer.link.receiving[0].consumed + 1)
+        elif what == "delete":
+            server.journal.forget("s", dice.randint(max(1, published - 5), published))
+        elif what == "deafen":
+            deaf = True
+        elif what in ("reconnect", "restart"):
+            heard, deaf = heard + got(peer), False
+            peer.session.data_to_send()  # These bytes are lost.
+            peer.leave()
+            if what == "restart":
+                server.restart()
+            peer = server.linked(old=peer.link)
+            assert peer.events[0].resumed
+    heard += got(peer)
+    assert [seq for seq, _ in heard] == list(range(len(heard)))
+    assert heard[0][1][:2] == (b"", number(after)), "the channel begins with the position"
+    seqs = [int.from_bytes(parts[0], "little") for _, parts in heard[1:]]
+    assert [parts[1] for _, parts in heard[1:]] == [b"%d" % seq for seq in seqs]
+    assert seqs == sorted(set(seqs))
+    deleted = range(after + 1, server.journal.bounds("s")[0])
+    assert sorted({*seqs, *deleted}) == list(range(after + 1, published + 1))
 
 
 def test_acknowledgement_beyond_the_stream_ends_the_link(make_server: Any) -> None:
@@ -291,30 +299,6 @@ def test_slow_transport_pauses_the_subscription(make_server: Any) -> None:
 
 def number(seq: int) -> bytes:
     return seq.to_bytes(8, "little")
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_seq_option_adds_record_numbers(make_server: Any, restarted: bool) -> None:
-    """Message 0 holds the start position, and the channel resumes after reconnections and restarts like any other."""
-    server = make_server(window="2")
-    for i in range(1, 7):
-        server.publish("s", b"%d" % i)
-    peer = server.linked("subscribe:s@2?seq")
-    assert got(peer) == [(0, start(2, end=6)), (1, (number(3), b"3"))]
-    peer.leave()
-    if restarted:
-        server.restart()
-    again = server.linked(old=peer.link)
-    again.link.consume(0, 1)
-    again.talk()
-    assert got(again) == [(2, (number(4), b"4")), (3, (number(5), b"5"))]
-    again.leave()
-    if restarted:
-        server.restart()
-    third = server.linked(old=again.link)
-    third.link.consume(0, 3)
-    third.talk()
-    assert got(third) == [(4, (number(6), b"6"))]
 
 
 def start(seq: int, end: int) -> tuple[bytes, ...]:

@@ -55,10 +55,11 @@ def test_invalid_endpoint_names_are_refused(name: str) -> None:
         parse(Terms(endpoint=name))
 
 
-@pytest.mark.parametrize("stream", ["a", "a@5", "a?seq", "a@5?seq", "50%", "a%405", "%", "?", "@", "@1", "é:x?"])
+@pytest.mark.parametrize("stream", ["a", "7", "a@5", "a?seq", "a@5?seq", "50%", "a%405", "%", "?", "@", "@1", "é:x?"])
 @pytest.mark.parametrize("after", [None, 0, 7])
 @pytest.mark.parametrize("seqs", [False, True])
-def test_escaped_stream_names_round_trip(stream: str, after: int | None, seqs: bool) -> None:
+@pytest.mark.parametrize("epoch", ["", "1f"])
+def test_escaped_stream_names_round_trip(stream: str, after: int | None, seqs: bool, epoch: str) -> None:
     assert parse(Terms(endpoint=publish_name(stream))) == EndpointName(stream=stream, subscribe=False)
-    place = EndpointName(stream=stream, subscribe=True, after=after, seqs=seqs)
-    assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs))) == place
+    place = EndpointName(stream=stream, subscribe=True, after=after, seqs=seqs, epoch=epoch)
+    assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs, epoch=epoch))) == place

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from twisted.internet.defer import Deferred
 
+from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join, split
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.records import MAX_PAYLOAD, Run
@@ -185,8 +186,8 @@ def test_failed_record_is_delivered_again(make_server: Any, read: Any, logged_er
 
 def test_messages_without_record_numbers_are_refused(read: Any, logged_errors: Any) -> None:
     reading = read()
-    for parts in ((), (b"x",), (b"",)):
-        with pytest.raises(Exception, match="seq-missing"):
+    for parts, cause in (((), "seq"), ((b"x",), "seq"), ((b"",), "seq"), ((b"",) * 4, "start-incomplete")):
+        with pytest.raises(RemoteProtocolError, match=cause):
             reading.reader._on_message(0, 1, parts)
 
 

@@ -341,7 +341,7 @@ def test_incomplete_packet_is_dropped_with_the_connection() -> None:
     session.receive_data(MESSAGE[:5])
     assert (session.expected, session.buffered) == (8, 5)
     assert session.fenced() == []
-    assert (session.expected, session.buffered) == (0, 0)
+    assert (session.expected, session.buffered, session.more) == (0, 0, False)
 
 
 def test_a_connection_that_fails_before_it_is_linked_detaches_no_link() -> None:
