@@ -44,6 +44,17 @@ def bytes_of(batches: Sequence[Batches]) -> bytes:
     return b"".join(each.data for each in batches)
 
 
+def closed_leader(directory: Path) -> Writer:
+    """Return a leader that has written several segments, and is closed."""
+    leader = replica(directory / "leader")
+    leader.lead(1)
+    for number in range(1, 40):
+        commit(leader, number)
+        leader.released = leader.position
+    leader.close(False)
+    return leader
+
+
 def follow(leader: Writer, *followers: Writer) -> list[tuple[int, list[Batches]]]:
     """Release what the leader has written, and apply it to the followers."""
     outgoing = leader.handover.take()
@@ -299,12 +310,7 @@ def test_a_segment_of_another_position_is_refused(pair: tuple[Writer, Writer]) -
 
 
 def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -> None:
-    leader = replica(tmp_path / "leader")
-    leader.lead(1)
-    for number in range(1, 40):
-        commit(leader, number)
-        leader.released = leader.position
-    leader.close(False)
+    leader = closed_leader(tmp_path)
     files = RecordingFiles(leader.directory)
     found = scan.segments(leader.directory)
     kept = found[1].base
@@ -319,12 +325,7 @@ def test_bytes_that_were_set_aside_stay_away_after_a_power_cut(tmp_path: Path) -
 
 
 def test_a_segment_that_was_cut_is_synced(tmp_path: Path) -> None:
-    leader = replica(tmp_path / "leader")
-    leader.lead(1)
-    for number in range(1, 40):
-        commit(leader, number)
-        leader.released = leader.position
-    leader.close(False)
+    leader = closed_leader(tmp_path)
     files = UnsyncedFiles()
     set_aside_beyond(leader.directory, scan.segments(leader.directory)[1].base + 2048, files)
     assert files.unsynced == set()
