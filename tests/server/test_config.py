@@ -250,7 +250,7 @@ def test_by_default_every_protocol_listens_on_loopback(tmp_path: Path) -> None:
     assert all("127.0.0.1" in listener.endpoint for listener in config.listeners)
     assert not config.explicit
     assert config.data_dir == Path.cwd() / "data"
-    assert config.server.max_streams == 100_000
+    assert (config.server.max_streams, config.server.memory_per_connection) == (100_000, 8 << 20)
     assert config.journal.durability == Durability("batch")
 
 

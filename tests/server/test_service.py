@@ -321,6 +321,15 @@ def test_a_child_added_later_that_cannot_start_is_reported(logged_errors: Any) -
     logged_errors.take()
 
 
+def test_no_child_is_opened_before_the_server_runs(server: Server) -> None:
+    late, refused = Child("late", server.told), list[Any]()
+    for start in (lambda: None, server.service.startService):
+        start()
+        Deferred.fromCoroutine(server.service.open(late, only_leading=False)).addErrback(refused.append)
+    assert [failure.type for failure in refused] == [Closed] * 2
+    assert late not in list(server.service)
+
+
 def test_a_child_that_was_removed_is_not_stopped_again(server: Server) -> None:
     server.start()
     server.since()
