@@ -201,6 +201,7 @@ class ReplicatedGate:
         writer.released = max(writer.released, position)
         self._release_waiting(position)
         self._journal.mark()
+        self._go_on()
 
     def _release_waiting(self, position: int) -> None:
         while self._waiting and self._waiting[0][0] <= position:
@@ -208,6 +209,12 @@ class ReplicatedGate:
             batches = commit.result.batches if isinstance(commit.result, Committed) else ()
             self.released += sum(sum(map(len, runs)) for batch in batches for runs in batch.streams.values())
             self._journal.release(commit)
+
+    def _go_on(self) -> None:
+        """Once everything before it is released, schedule the commit that waits because it begins a segment."""
+        writer = self._journal.writer
+        if self.leading and writer.released >= writer.position:
+            self._journal.schedule()
 
     def suspend(self, reason: str) -> bool:
         """Refuse further publishes until :meth:`resume`; accepted publishes are still released.
@@ -235,7 +242,8 @@ class ReplicatedGate:
         if not self._suspended or self._held:
             return False
         self._suspended, self.refusal = False, ""
-        self._journal.accept("the shared log answers again")
+        if self.leading:
+            self._journal.accept("the shared log answers again")
         return True
 
     # Methods that the member calls to step down.

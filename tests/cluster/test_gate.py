@@ -384,6 +384,19 @@ def test_a_segment_begins_when_everything_before_it_is_released(member: Callable
     assert results == [None] * 3
 
 
+def test_a_large_first_append_is_written_when_the_beginning_of_the_log_is_released(
+    member: Callable[[str], Member],
+) -> None:
+    """No other commit waits for that release."""
+    leader = member("a")
+    now(leader.gate.lead())
+    results: list[Any] = []
+    leader.append(bytes((1 << 16) - 200)).addBoth(results.append)
+    for _ in range(2):
+        leader.gate.release(leader.position())
+    assert results == [None]
+
+
 def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> None:
     leader, follower = member("a"), member("b")
     now(leader.gate.lead())
