@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import attrs
@@ -247,6 +248,29 @@ def test_a_pattern_says_which_streams_had_no_room_and_gets_them_later() -> None:
     assert sum(len(part.lease) for part in world.lease(shared, 9).result) == 3, "those behind the first of each"
     again: Any = World(world.journal, named_subscriptions=2).table.entries["logs"]
     assert again.pool.lanes.keys() == shared.pool.lanes.keys(), "a start with less room leaves out no leased record"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_subscriptions_and_the_streams_of_their_patterns_have_the_places_that_there_are(seed: int) -> None:
+    dice, most = Random(seed), 12
+    world = World(named_subscriptions=most)
+    table, patterns = world.table, ("logs.*", "logs.a*", "*", "other")
+    creators = [Creator(host=host) for host in ("10.0.0.1", "10.0.0.2", "")]
+    for number in range(40):
+        if dice.random() < 0.4:
+            creator, pattern, ack = dice.choice(creators), dice.choice(patterns), dice.choice(("each", "all"))
+            options = SubscriptionOptions(stream=pattern, pattern=True, ack=ack, creator=creator)
+            failure(table.create(f"n{number}", options))
+        elif dice.random() < 0.7:
+            world.broker.publish([Run.of(f"logs.{dice.choice('abcdefgh')}", [b"x"], source="test")])
+        elif table.entries:
+            table.delete(dice.choice(list(table.entries.values())))
+        taken = {creator.network: 0 for creator in creators}
+        for each in table.entries.values():
+            taken[each.network] += 1 + len(each.tracks)
+        assert {network: table.room.counts.used_by(network) for network in taken} == taken
+        assert all(taken[network] <= most // 2 for network in taken if network), "one network leaves half to others"
+        assert table.room.counts.used == sum(taken.values()) <= most
 
 
 def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_it() -> None:

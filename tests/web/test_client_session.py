@@ -149,6 +149,15 @@ def test_a_body_in_pieces_of_two_bytes_takes_no_object_for_each() -> None:
     assert complete.body == b"".join(pieces) * 2000
 
 
+def test_each_answer_may_be_as_large_as_the_limit() -> None:
+    collected = CollectedAnswer(largest=3)
+    for body in (b"abc", b"", b"def"):
+        events = (ServerAnswer(200), *(body[at : at + 1] for at in range(len(body))), END)
+        *none, complete = map(collected.add, events)
+        assert (none, complete) == ([None] * (1 + len(body)), ServerAnswer(200, body=body))
+        assert collected.size == 0
+
+
 def test_small_and_large_pieces_of_a_body_stay_in_order() -> None:
     pieces = [b"a", b"b" * 5000, b"c", b"d", bytearray(b"e" * 5000), b"f", b"g" * 3000, b"h" * 3000, b"i"]
     collected = CollectedAnswer()

@@ -251,10 +251,13 @@ class TestPublisher:
     def test_dialect_is_recognized_by_the_subscriptions(
         self, usual: Dialect, prefixes: list[bytes], dialect: Dialect
     ) -> None:
-        session = publisher(usual)
+        session, served = publisher(usual), publisher(usual)
         feed(session, [encode((b"\1" + prefix,)) for prefix in prefixes])
-        assert session.dialect is dialect
-        assert session.encoder.dialect is dialect
+        assert session.dialect is session.encoder.dialect is dialect
+        for prefix in prefixes:  # each may arrive after events were sent
+            feed(served, [encode((b"\1" + prefix,))])
+            assert served.encoder.dialect is served.dialect
+        assert served.encoder == session.encoder
 
     def test_encoder_follows_the_subscriptions(self) -> None:
         session = publisher()

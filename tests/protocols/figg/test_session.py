@@ -26,9 +26,10 @@ from fyrehose.protocols.figg.frames import (
     Publish,
     Published,
 )
-from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
+from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.testing import every_chunking, feed
+from tests.doubles.awkward import NAMES
 
 
 def split(topic: str, kind: Any, numbers: Any, lengths: Any, payload: Any) -> list[Any]:
@@ -341,6 +342,12 @@ def test_frames_are_received_as_they_were_sent(sent: list[Any], cuts: list[int])
         chunks.append(wire[:cut])
         wire = wire[cut:]
     assert singles(feed(FiggServerSession(), [*chunks, wire])) == sent
+
+
+@pytest.mark.parametrize("topic", NAMES)
+def test_beginning_of_a_data_frame_and_its_data_are_the_frame(topic: str) -> None:
+    run = Run.of(topic, [b"data", b"more"], source="x").numbered(7, 1)
+    assert head_of_data(run) + b"data" == Data(topic=topic, number=7, data=b"data").serialize()
 
 
 def test_messages_that_a_client_publishes_are_numbered_from_the_first() -> None:

@@ -37,7 +37,8 @@ class World:
         self.publish(10)
 
     def publish(self, count: int, stream: str = "s") -> None:
-        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+        if count:
+            self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
 
     def peer(self) -> HttpPeer:
         return HttpPeer.connect(self.factory, self.clock, port=5000)
@@ -429,18 +430,23 @@ def test_a_pattern_is_read_behind_its_position_in_each_stream() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_busy_stream_leaves_room_for_the_others(seed: int) -> None:
+def test_a_busy_stream_leaves_room_for_the_others_also_behind_retention(seed: int) -> None:
     dice, world = Random(seed), World()
     counts = {f"logs.{number}": dice.choice((1, 3, 10, 500)) for number in range(dice.randint(1, 5))}
+    deleted = {stream: dice.choice((0, 0, count // 2, count)) for stream, count in counts.items()}
     for stream, count in counts.items():
-        world.publish(count, stream)
+        for part in (deleted[stream], count - deleted[stream]):
+            world.publish(part, stream)
+    world.ask(f"{POLL}&limit=0")
+    for stream, count in deleted.items():
+        world.journal.forget(stream, count + 1)
     limit = dice.choice((0, 1, 2, 5, 20, 1_000))
     found = places(world.ask(f"{POLL}&limit={limit}")[1])
-    assert len(found) == min(limit, sum(counts.values()))
+    assert len(found) == min(limit, sum(counts.values()) - sum(deleted.values()))
     for stream, count in counts.items():
-        seqs = [seq for each, seq in found if each == stream]
-        assert seqs == list(range(1, len(seqs) + 1))
-        assert len(seqs) >= min(count, limit // len(counts)), f"{stream} has its share"
+        seqs, first = [seq for each, seq in found if each == stream], deleted[stream] + 1
+        assert seqs == list(range(first, first + len(seqs)))
+        assert len(seqs) >= min(count - deleted[stream], limit // len(counts)), f"{stream} has its share"
 
 
 def test_a_request_for_a_pattern_waits_for_a_record_of_any_stream() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import attrs
@@ -267,6 +268,27 @@ def test_half_open_connections_of_a_network_find_each_others_events() -> None:
     receiver.now = AGE
     assert second.send(event(3)) == [event(3)]
     assert (receiver.charged, receiver.repetitions.suspects) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_network_is_watched_for_the_age_after_its_last_connection_beside_another_one(seed: int) -> None:
+    dice, receiver = Random(seed), Receiver()
+    senders: list[Sender] = []
+    until: dict[str, float] = {}  # of networks with two connections or more
+    for _ in range(100):
+        receiver.now += dice.choice((0, 1, AGE / 2, AGE - 1))
+        if senders and dice.random() < 0.4:
+            sender = senders.pop(dice.randrange(len(senders)))
+            sender.close(0, 0)
+            if sum(each.network == sender.network for each in senders) < 2:
+                until.pop(sender.network, None)
+        else:
+            network = dice.choice("ab")
+            if any(each.network == network for each in senders):
+                until[network] = receiver.now + AGE
+            senders.append(receiver.repetitions.connected(network, lambda: None))
+        for each in senders:
+            assert receiver.repetitions.is_watched(each) is (until.get(each.network, 0) > receiver.now)
 
 
 def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
