@@ -137,6 +137,7 @@ class Watchdog:
             self.stalls.add(turn)
             log.warn("a turn of the reactor took {seconds:.1f} s; all peers are served again", seconds=turn)
             self.manager.recovered()
+            self._disk_hangs = False  # if it does, the next lines say so again
         elif late >= LONGEST_TURN:
             log.warn(
                 "the process did not run for {seconds:.1f} s: it was stopped, or its machine was suspended or "

@@ -82,7 +82,9 @@ def test_busy_reactor_with_short_turns_is_not_stalled(machine: Machine, log_line
     assert (machine.stalls, machine.statuses, log_lines) == ((0, 0.0), [], [])
 
 
-def test_service_manager_shows_that_the_disk_does_not_answer_until_it_does(machine: Machine) -> None:
+def test_service_manager_shows_that_the_disk_does_not_answer_until_it_does(
+    machine: Machine, logged_errors: Any
+) -> None:
     machine.write_age = 1.9
     machine.run(5)
     assert machine.statuses == []
@@ -90,9 +92,14 @@ def test_service_manager_shows_that_the_disk_does_not_answer_until_it_does(machi
     machine.run(5)
     said = ["the disk has not ended a write for 2 s: nothing is acknowledged"]
     assert (machine.statuses, machine.stalls) == (said, (0, 0.0)), "the reactor runs"
+    machine.run(5, reactor=False)
+    machine.turn_ends()
+    machine.run(5)
+    logged_errors.take()  # the stack of the long turn
+    assert machine.statuses[-2:] == ["recovered", *said], "a long turn has ended, and the disk has not answered"
     machine.write_age = 0.0
     machine.run(5)
-    assert machine.statuses == [*said, "recovered"]
+    assert machine.statuses[-3:] == ["recovered", *said, "recovered"]
 
 
 def test_long_turn_is_logged_while_it_lasts_and_counted_when_it_has_ended(
