@@ -60,9 +60,10 @@ class SubscriptionLags:
                 if ends.get(stream, 0) <= seq:
                     named.oldest.pop(stream, None)
                     continue
-                known, first = named.oldest.get(stream, (0, 0))[0], seq + 1
-                if known != first and self._next <= behind < self._next + LOOKS:
-                    named.oldest[stream] = (first, self._time(named.name, stream, first))
+                if self._next <= behind < self._next + LOOKS:
+                    first = max(seq + 1, self.journal.bounds(stream)[0])  # retention may have deleted some
+                    if named.oldest.get(stream, (0, 0))[0] != first:
+                        named.oldest[stream] = (first, self._time(named.name, stream, first))
                 behind += 1
             yield
         self._next = self._next + LOOKS if behind > self._next + LOOKS else 0

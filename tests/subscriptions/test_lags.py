@@ -49,12 +49,18 @@ def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
     assert describe(named)["lag_seconds"] == 0.0
 
 
-def test_records_that_retention_deleted_are_no_lag() -> None:
+def test_records_that_retention_deleted_are_no_lag_and_have_no_age() -> None:
     world = World()
     named = world.open("logs.a")
+    world.clock.advance(CHECK)
+    world.journal.now = lambda: 4_000_000
     world.publish(5, "logs.a")
     world.journal.forget("logs.a", 11)
-    assert world.table.lags.of(named)[0] == 5
+    world.clock.advance(CHECK)
+    assert world.table.lags.of(named) == (5, 1.0)
+    world.journal.empty("logs.a")
+    world.clock.advance(CHECK)
+    assert world.table.lags.of(named) == (0, 0.0)
 
 
 def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
