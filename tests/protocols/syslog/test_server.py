@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from fyrehose.broker.policy import LOOPBACK
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.interfaces import JournalState
+from fyrehose.net.inflight import InFlight
 from fyrehose.options import build
 from fyrehose.protocols.syslog.plugin import plugin
 from fyrehose.protocols.syslog.server import SyslogDatagrams, SyslogFactory, SyslogSettings
@@ -68,10 +70,10 @@ class FakeTransport:
     maxPacketSize = 8_192
 
 
-def make(auto: bool = True, **settings: Any) -> Server:
+def make(auto: bool = True, memory: int = 1 << 26, **settings: Any) -> Server:
     journal, clock = MemoryJournal(auto=auto), Clock()
     clock.advance(1_000_000)
-    broker = Broker(clock, journal, Sequencer())
+    broker = Broker(clock, journal, Sequencer(), budget=InFlight(limit=memory))
     broker.open()
     broker.guard.change(LOOPBACK)
     options = SyslogSettings(**{"refusal_delay": 0.0, **settings})
@@ -258,6 +260,23 @@ class TestDatagrams:
         port.datagrams_received(memoryview(b"<2>two"), 6, ("127.0.0.1", 4000))
         port.turn_over()
         assert (server.stored(), server.count("journal-behind")) == ([b"<2>two"], 1)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_each_datagram_is_stored_or_a_dead_letter_or_counted_as_dropped(self, seed: int) -> None:
+        dice = Random(seed)
+        server = make(auto=False, memory=dice.choice((2_000, 10_000, 50_000)))
+        server.broker.restrict("syslog", 50)
+        port, sent = server.datagrams(), 0
+        for _ in range(30):
+            for _ in range(dice.randint(0, 5)):
+                port.datagrams_received(memoryview(b"<1>" + b"x" * dice.choice((1, 10, 60))), 100, ("127.0.0.1", 4000))
+                sent += 1
+            port.turn_over()
+            if dice.random() < 0.2:
+                server.journal.commit()
+        server.journal.commit()
+        dropped = server.count("journal-behind")
+        assert len(server.stored()) + len(server.stored("dead.syslog")) + dropped == sent
 
     def test_full_disk_drops_and_counts(self) -> None:
         server = make()
