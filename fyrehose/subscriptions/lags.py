@@ -5,7 +5,7 @@ the last acknowledged numbers, the ends of the streams -> records; a look at som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +21,7 @@ log = Logger()
 
 #: How many records are not final, and the age of the oldest of them in seconds; None: it has not been looked up.
 StreamLag = tuple[int, float | None]
-#: How many streams' oldest unacknowledged records :meth:`SubscriptionLags.look` reads.
+#: How many streams' oldest unacknowledged records one round of looks reads.
 LOOKS = 20
 
 
@@ -34,7 +34,9 @@ class SubscriptionLags:
 
     journal: IJournal
     now: Callable[[], int]
+    #: at how many streams that are behind the rounds before have looked, and this one so far
     _next: int = attrs.field(default=0, init=False)
+    _behind: int = attrs.field(default=0, init=False)
 
     def of(self, named: NamedSubscription) -> StreamLag:
         """Return the lag of *named* in all its streams."""
@@ -52,21 +54,25 @@ class SubscriptionLags:
         time = named.oldest.get(stream, (0, 0))[1]
         return records, max(0, self.now() - time) / 1e6 if time else None
 
-    def look(self, entries: Collection[NamedSubscription]) -> Iterator[None]:
-        """Look up the oldest unacknowledged records of the next streams, in steps; begin this every second."""
-        ends, behind = self.journal.ends(), 0
-        for named in entries:
-            for stream, seq in () if named.gone else named.places.items():
-                if ends.get(stream, 0) <= seq:
-                    named.oldest.pop(stream, None)
-                    continue
-                if self._next <= behind < self._next + LOOKS:
-                    first = max(seq + 1, self.journal.bounds(stream)[0])  # retention may have deleted some
-                    if named.oldest.get(stream, (0, 0))[0] != first:
-                        named.oldest[stream] = (first, self._time(named.name, stream, first))
-                behind += 1
-            yield
-        self._next = self._next + LOOKS if behind > self._next + LOOKS else 0
+    def begin(self) -> None:
+        """Begin another round of looks at all subscriptions, which goes on where the last one has ended."""
+        self._next = self._next + LOOKS if self._behind > self._next + LOOKS else 0
+        self._behind = 0
+
+    def look(self, named: NamedSubscription, ends: Mapping[str, int]) -> None:
+        """Look up the oldest unacknowledged records of *named* in those of its streams whose turn it is.
+
+        :param ends: the journal's ``ends``
+        """
+        for stream, seq in named.places.items():
+            if ends.get(stream, 0) <= seq:
+                named.oldest.pop(stream, None)
+                continue
+            if self._next <= self._behind < self._next + LOOKS:
+                first = max(seq + 1, self.journal.bounds(stream)[0])  # retention may have deleted some
+                if named.oldest.get(stream, (0, 0))[0] != first:
+                    named.oldest[stream] = (first, self._time(named.name, stream, first))
+            self._behind += 1
 
     def _time(self, name: str, stream: str, first: int) -> int:
         try:

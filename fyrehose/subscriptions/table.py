@@ -431,7 +431,7 @@ class SubscriptionTable:
 
     def _check(self) -> Iterator[None]:
         self.reader.forget()
-        yield from self.lags.look(list(self.entries.values()))
+        self.lags.begin()
         for subscription in list(self.entries.values()):
             if not self.journal.standing.may_write:
                 return
@@ -450,7 +450,9 @@ class SubscriptionTable:
                 "leaves out {count} streams until others leave room: see the option server.named-subscriptions",
                 count=subscription.left_out,
             )
-        subscription.check(self.journal.ends())
+        ends = self.journal.ends()
+        subscription.check(ends)
+        self.lags.look(subscription, ends)
 
     def _must_move(self) -> bool:
         """Return whether a checkpoint is needed so that retention may delete the segments of the last one.
