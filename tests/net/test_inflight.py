@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 
 import attrs
 import pytest
@@ -276,12 +277,9 @@ def test_a_connection_beyond_its_limit_is_not_read_before_half_is_free_whatever_
 def test_defaults_are_those_of_the_documentation() -> None:
     budget = InFlight()
     assert (budget.limit, budget.each) == (512 * MIB, 8 * MIB)
-    assert (budget.room, budget.reserve, budget.slots.capacity, budget.unread.capacity) == (
-        352 * MIB,
-        32 * MIB,
-        64 * MIB,
-        32 * MIB,
-    )
+    assert (budget.room, budget.reserve) == (352 * MIB, 32 * MIB)
+    assert (budget.slots.capacity, budget.unread.capacity) == (64 * MIB, 32 * MIB)
+    assert (budget.part, budget.small) == (256 << 10, 64 << 10)
 
 
 # Lasting state.
@@ -312,60 +310,101 @@ def test_state_with_a_limit_of_its_own_is_charged_besides() -> None:
 
 @attrs.define(eq=False)
 class Data:
+    """What one peer has not read; the table of all is told when it is displaced."""
+
     network: str
+    table: Unread
     repeatable: bool = False
-    displaced: int = 0
 
     def displace(self) -> None:
-        self.displaced += 1
+        self.table.displaced(self)
 
 
-def test_records_are_kept_up_to_the_capacity() -> None:
-    unread = UnreadMemory(32)
-    kept = [unread.lend(Data(f"{number}"), 5) for number in range(250)]
-    assert (sum(kept), unread.used) == (6, 30)
+class Unread:
+    """The rules of unread data, for a plain list of all of it, the oldest first.
+
+    :ivar gone: what was displaced
+    :ivar lent: the record that may take the place of others, and its size; None while an answer is added
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.memory, self.capacity = UnreadMemory(capacity), capacity
+        self.rows: dict[Data, int] = {}
+        self.gone: list[Data] = []
+        self.lent: tuple[Data, int] | None = None
+
+    def of(self, network: str) -> int:
+        return sum(size for data, size in self.rows.items() if data.network == network)
+
+    def next_out(self, preferred: str) -> list[Data]:
+        """Return the oldest data of each network with the most; of *preferred* alone, if it is one of them."""
+        oldest = {data.network: data for data in reversed(self.rows)}
+        most = max(map(self.of, oldest), default=0)
+        found = {network: data for network, data in oldest.items() if self.of(network) == most}
+        return [found[preferred]] if preferred in found else list(found.values())
+
+    def has_room(self, record: Data, size: int) -> bool:
+        used, own = sum(self.rows.values()), self.of(record.network)
+        return used + size <= self.capacity and (not used or own + size <= self.capacity * 2 // 3)
+
+    def displaced(self, data: Data) -> None:
+        if self.lent is None:
+            assert sum(self.rows.values()) > self.capacity, "there is room for all"
+            assert len(self.rows) > 1, "the only one stays, however large it is"
+            assert data in self.next_out("")
+        else:
+            assert data.repeatable, "it is sent at present"
+            assert not self.has_room(*self.lent)
+            assert data in self.next_out(self.lent[0].network)
+        del self.rows[data]
+        self.gone.append(data)
+
+    def keep(self, data: Data, size: int) -> None:
+        self.lent = None
+        self.rows.pop(data, None)
+        self.rows[data] = size
+        self.memory.keep(data, size)
+        assert sum(self.rows.values()) <= self.capacity or len(self.rows) == 1
+
+    def lend(self, data: Data, size: int) -> None:
+        self.lent = data, size
+        if data in self.rows:
+            self.rows[data] = self.rows.pop(data)
+            assert self.memory.lend(data, size)
+        elif self.memory.lend(data, size):
+            assert self.has_room(data, size)
+            self.rows[data] = size
+        else:
+            assert not self.has_room(data, size)
+            assert not all(each.repeatable for each in self.next_out(data.network)) or not self.rows
+
+    def discard(self, data: Data) -> None:
+        self.rows.pop(data, None)
+        self.memory.discard(data)
+
+    def check(self, everybody: Iterable[Data]) -> None:
+        assert {data for data in everybody if data in self.memory} == set(self.rows)
+        assert self.memory.used == sum(self.rows.values())
 
 
-def test_one_network_keeps_two_thirds_of_the_records() -> None:
-    unread = UnreadMemory(32)
-    assert [unread.lend(Data("one"), 7) for _ in range(4)] == [True, True, True, False]
-    assert unread.lend(Data("another"), 7)
-
-
-def test_record_of_a_peer_that_does_not_read_gives_way_to_one_that_is_sent() -> None:
-    unread = UnreadMemory(32)
-    deaf, reader = Data("deaf"), Data("reader")
-    assert unread.lend(deaf, 20)
-    assert not unread.lend(reader, 20)
-    deaf.repeatable = True
-    assert unread.lend(reader, 20)
-    assert (deaf.displaced, reader.displaced) == (1, 0)
-
-
-def test_record_stays_while_its_pieces_are_sent() -> None:
-    unread = UnreadMemory(32)
-    old, new = Data("a", repeatable=True), Data("a", repeatable=True)
-    assert unread.lend(old, 10)
-    assert unread.lend(new, 10)
-    assert unread.lend(old, 10)
-    assert unread.used == 20
-    assert unread.lend(Data("b"), 20)
-    assert (old.displaced, new.displaced) == (0, 1), "the one that was sent last stays"
-
-
-def test_answers_displace_the_oldest_of_the_network_with_the_most() -> None:
-    unread = UnreadMemory(32)
-    first, second, other = Data("a"), Data("a"), Data("b")
-    for data in (first, second, other):
-        unread.keep(data, 12)
-    assert [data.displaced for data in (first, second, other)] == [1, 0, 0]
-
-
-def test_the_only_answer_stays_however_large_it_is() -> None:
-    unread = UnreadMemory(32)
-    data = Data("a")
-    unread.keep(data, 100)
-    assert not data.displaced
+@pytest.mark.parametrize("seed", range(20))
+def test_networks_share_the_memory_of_unread_data_and_the_one_with_the_most_loses_its_oldest(seed: int) -> None:
+    dice = Random(seed)
+    unread = Unread(dice.choice((3, 30, 60)))
+    everybody = [Data(network, unread) for network in dice.choices("aaabc", k=12)]
+    for _ in range(300):
+        data, size = dice.choice(everybody), dice.randint(1, dice.choice((5, 30, 70)))
+        match dice.choice("klllldr"):
+            case "k":
+                unread.keep(data, size)
+            case "l":
+                unread.lend(data, size)
+            case "d":
+                unread.discard(data)
+            case _:
+                data.repeatable = not data.repeatable
+        unread.check(everybody)
+    assert unread.gone
 
 
 @attrs.define(eq=False)
