@@ -146,17 +146,21 @@ def test_closing_does_not_wait_for_a_peer_that_does_not_read(world: World) -> No
 
 @attrs.define(eq=False)
 class Subscription:
-    """A subscription that delivers nothing."""
+    """A subscription that delivers nothing, until it is stopped."""
 
     reads: bool = False
+    stopped: bool = False
 
     def resumeProducing(self) -> None:
+        assert not self.stopped
         self.reads = True
 
     def pauseProducing(self) -> None:
+        assert not self.stopped
         self.reads = False
 
-    stopProducing = pauseProducing
+    def stopProducing(self) -> None:
+        self.reads, self.stopped = False, True
 
 
 class Reader(Transport):
@@ -172,9 +176,20 @@ class Reader(Transport):
         protocol = ToyFactory(broker, reactor=clock).buildProtocol(IPv4Address("TCP", "127.0.0.1", number))
         assert isinstance(protocol, Toy)
         self.protocol, self.wire, self.expected, self.unsent, self.replies = protocol, bytearray(), bytearray(), 0, 0
-        self.charges, self.delivers, self.subscription = False, False, Subscription()
+        self.charges, self.delivers, self.ended = False, False, list[Subscription]()
         protocol.makeConnection(self)
-        protocol.attach(self.subscription)
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        self.subscription = Subscription()
+        self.protocol.attach(self.subscription)
+
+    def unsubscribe(self) -> None:
+        self.protocol.detach(self.subscription)
+        self.ended.append(self.subscription)
+        assert not self.protocol.outgoing.delivers(), "without subscriptions the peer is idle"
+        self.delivers = False
+        self.subscribe()
 
     def writeSequence(self, data: Any) -> None:
         written = b"".join(data)
@@ -210,6 +225,7 @@ class Reader(Transport):
         dropped = self.protocol.phase is not Phase.OPEN
         assert dropped if self.replies > MOST_UNREAD else (not dropped or most < inf), f"{self.replies} are unread"
         assert self.subscription.reads == (not dropped and not outgoing.blocked)
+        assert all(each.stopped for each in self.ended)
         if dropped:
             return
         lent = outgoing.record is not None and outgoing.record.run is not None
@@ -235,13 +251,17 @@ def test_peers_that_read_get_records_and_answers_in_order_within_the_memory(seed
     for _ in range(300):
         reader = dice.choice(readers)
         if reader.protocol.phase is Phase.OPEN:
-            match dice.randrange(5):
+            match dice.randrange(6):
+                case 5:
+                    reader.unsubscribe()
                 case 0:
                     reader.take(LargeRecord("s", 3, cut, dice.choice((None, run))))
                 case 1:
                     reader.ask(dice.choice((1, 100, PIECE, max(1, MOST_UNREAD - reader.replies))))
                 case 2:
                     clock.advance(0)
+                    for each in readers:
+                        each.check(most)
                 case _:
                     reader.read()
             reader.check(most)
@@ -253,4 +273,5 @@ def test_peers_that_read_get_records_and_answers_in_order_within_the_memory(seed
     for reader in readers:
         assert reader.protocol.phase is not Phase.OPEN or reader.wire == reader.expected
         reader.protocol.connectionLost()
+        assert reader.subscription.stopped
     assert unread.used == 0

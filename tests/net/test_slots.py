@@ -14,6 +14,7 @@ from fyrehose.net.slots import RELIEF_S, Slots
 class Frame:
     """A frame of *frame* bytes that a peer sends.
 
+    :ivar more: by how many bytes it grows at once, each time that it gets a slot; by 0 if it is complete then
     :ivar reads: whether its connection is read
     """
 
@@ -21,6 +22,7 @@ class Frame:
     network: str
     frame: int
     slow: bool = False
+    more: tuple[int, ...] = ()
     reads: bool = attrs.field(default=False, init=False)
     ended: bool = attrs.field(default=False, init=False)
 
@@ -30,9 +32,18 @@ class Frame:
     def proceed(self) -> None:
         assert self.slots.covers(self)
         self.reads = True
+        if self.more:
+            size, *self.more = self.more
+            if size:
+                self.grow(size)
+            else:
+                self.end()
 
     def give_way(self) -> None:
         assert self.slow
+        self.end()
+
+    def end(self) -> None:
         self.ended, self.reads, self.slow = True, False, False
         self.slots.leave(self)
 
@@ -78,18 +89,21 @@ def test_no_more_slow_frames_give_way_than_are_needed() -> None:
 class Table:
     """A plain model of the rules at the top of slots.py, which looks at all frames for each question.
 
+    :ivar sizes: the sizes of all frames, and how they grow when they get slots
     :ivar slots: the frames that have slots, the oldest first, and their sizes
     :ivar queues: by network, the frames that wait for a first slot; the network whose turn is next comes first
     """
 
     capacity: int
     held_up: bool = False
+    sizes: dict[Frame, tuple[int, ...]] = attrs.field(factory=dict, init=False)
     slots: dict[Frame, int] = attrs.field(factory=dict, init=False)
     growing: list[Frame] = attrs.field(factory=list, init=False)
     queues: dict[str, list[Frame]] = attrs.field(factory=dict, init=False)
     given: Counter[str] = attrs.field(factory=Counter, init=False)
     slow: set[Frame] = attrs.field(factory=set, init=False)
     ended: list[Frame] = attrs.field(factory=list, init=False)
+    changes: int = attrs.field(default=0, init=False)
     relieved: float = attrs.field(default=-RELIEF_S, init=False)
 
     @property
@@ -97,11 +111,31 @@ class Table:
         return sum(self.slots.values())
 
     def reads(self, frame: Frame) -> bool:
-        return self.slots.get(frame, -1) >= frame.frame
+        return self.slots.get(frame, -1) >= self.size(frame)
 
-    def wait(self, frame: Frame) -> None:
+    def size(self, frame: Frame) -> int:
+        return self.sizes[frame][0]
+
+    def wait(self, frame: Frame, *sizes: int) -> None:
+        self.sizes[frame] = sizes
         (self.growing if frame in self.slots else self.queues.setdefault(frame.network, [])).append(frame)
         self.serve()
+
+    def proceed(self, frame: Frame) -> None:
+        """Give *frame* the slot; it may grow, or be complete, at once."""
+        size, *more = self.sizes[frame]
+        self.slots[frame] = size
+        if more:
+            self.sizes[frame] = (size + more[0], *more[1:])
+            self.changes += 1
+            if more[0]:
+                self.growing.append(frame)
+            else:
+                self.end(frame)
+
+    def end(self, frame: Frame) -> None:
+        self.ended.append(frame)
+        self.forget(frame)
 
     def leave(self, frame: Frame) -> None:
         self.forget(frame)
@@ -123,20 +157,20 @@ class Table:
 
     def serve(self, relieve: bool = False) -> None:
         before = -1
-        while before < len(self.ended):  # what a frame leaves behind is given to others at once
-            before = len(self.ended)
+        while before < self.changes:  # what a frame leaves behind is given to others at once
+            before = self.changes
             for frame in list(self.growing):
-                more = frame.frame - self.slots.get(frame, frame.frame)
+                more = self.size(frame) - self.slots.get(frame, self.size(frame))
                 self.end_slow(self.used + more - self.capacity if relieve else 0)
                 if frame in self.growing and (self.used + more <= self.capacity or frame is next(iter(self.slots))):
                     self.growing.remove(frame)
-                    self.slots[frame] = frame.frame
+                    self.proceed(frame)
             while not self.held_up and self.give(relieve):
                 pass
 
     def give(self, relieve: bool) -> bool:
         for network, queue in list(self.queues.items()):
-            frame = min(queue, key=lambda each: each.frame) if self.given[network] % 2 else queue[0]
+            frame = min(queue, key=self.size) if self.given[network] % 2 else queue[0]
             if relieve:
                 self.end_slow(self.over(frame, 0))
                 self.end_slow(self.over(frame, self.of(network)), network)
@@ -146,7 +180,7 @@ class Table:
                 if network in self.queues:
                     self.queues[network] = self.queues.pop(network)
                     self.given[network] = given
-                self.slots[frame] = frame.frame
+                self.proceed(frame)
                 return True
             if not self.of(network):
                 return False
@@ -156,14 +190,14 @@ class Table:
         return sum(size for frame, size in self.slots.items() if frame.network == network)
 
     def over(self, frame: Frame, share: int) -> int:
-        return self.used + frame.frame + share // 2 - self.capacity if self.slots else 0
+        return self.used + self.size(frame) + share // 2 - self.capacity if self.slots else 0
 
     def end_slow(self, needed: int, network: str | None = None) -> None:
         for frame, size in list(self.slots.items()):
             if needed > 0 and frame in self.slow and network in (None, frame.network):
                 needed -= size
-                self.ended.append(frame)
-                self.forget(frame)
+                self.changes += 1
+                self.end(frame)
 
 
 class History:
@@ -178,14 +212,17 @@ class History:
     def begin(self) -> None:
         if len(self.frames) < self.most:
             size = self.dice.randint(1, self.dice.choice((20, 60, 130)))
-            self.frames.append(Frame(self.slots, self.dice.choice("aaabc"), size))
-            self.table.wait(self.frames[-1])
+            more = self.dice.choice(((), (), (), (0,), (5,), (90,), (30, 0)))
+            self.frames.append(Frame(self.slots, self.dice.choice("aaabc"), size, more=more))
+            self.table.wait(self.frames[-1], size, *more)
 
     def grow(self) -> None:
         if found := [frame for frame in self.frames if frame.reads]:
             frame = self.dice.choice(found)
-            frame.grow(self.dice.randint(1, 60))
-            self.table.wait(frame)
+            size = self.dice.randint(1, 60)
+            frame.grow(size)
+            before, *more = self.table.sizes[frame]
+            self.table.wait(frame, before + size, *more)
 
     def become_slow(self) -> None:
         if found := [frame for frame in self.frames if frame.reads]:
@@ -204,7 +241,6 @@ class History:
         self.now += self.dice.choice((0.0, RELIEF_S / 2, RELIEF_S))
         self.slots.relieve(self.now)
         self.table.relieve(self.now)
-        self.frames = [frame for frame in self.frames if not frame.ended]
 
     def hold_up(self) -> None:
         """Let memory become free without slots, or no more."""
@@ -215,7 +251,8 @@ class History:
     def check(self) -> None:
         table = self.table
         assert [frame.reads for frame in self.frames] == [table.reads(frame) for frame in self.frames]
-        assert not set(self.frames) & set(table.ended), "a slow frame has to give way"
+        assert {frame for frame in self.frames if frame.ended} == set(table.ended) & set(self.frames)
+        self.frames = [frame for frame in self.frames if not frame.ended]
         assert (self.slots.used, self.slots.waiting) == (table.used, bool(table.queues or table.growing))
         assert all(frame.reads != self.slots.waits(frame) for frame in self.frames)
         assert not self.frames or table.held_up or any(frame.reads for frame in self.frames), "none is read"
@@ -229,10 +266,8 @@ class History:
         """Each frame is served, in as many steps as there are frames."""
         if self.table.held_up:
             self.hold_up()
-        for _ in range(len(self.frames)):
-            done = next(frame for frame in self.frames if frame.reads)
-            self.frames.remove(done)
-            self.slots.leave(done)
+        while waiting := [frame for frame in self.frames if not frame.ended]:
+            next(frame for frame in waiting if frame.reads).end()
         assert (self.slots.used, self.slots.waiting) == (0, False)
 
 
