@@ -531,6 +531,23 @@ class TestBudget:
         server.lose(protocol)
         assert server.broker.budget.used == 0
 
+    def test_a_complete_frame_is_charged_only_as_a_publish(self) -> None:
+        server, frames = make(auto=False), list[int]()
+
+        class Watched(Toy):
+            def line(self, text: str) -> None:
+                frames.append(self.broker.budget.used - self.broker.budget.held)
+                super().line(text)
+
+            handlers = SessionProtocol.handlers | on(str, line)
+
+        server.factory.protocol = Watched
+        for port in (1, 2):
+            protocol, _ = server.connect(port=port)
+            for part in (b"x" * 400, b"x" * 500 + b"\n" + b"y" * 300, b"y" * 600 + b"\n"):
+                protocol.dataReceived(part)
+        assert frames == [0] * 4
+
     def test_a_slow_frame_with_a_grant_gives_way_to_a_waiting_frame(self) -> None:
         server = make(budget=InFlight(limit=1 << 20))
         slow, slow_transport = server.connect()

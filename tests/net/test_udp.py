@@ -437,12 +437,13 @@ def test_port_may_be_closed_while_reading() -> None:
     bench.port.stopReading()
 
 
-def test_port_works_without_kernel_support() -> None:
+def test_port_works_without_kernel_support(log_lines: list[str]) -> None:
     def old(made: FakeSocket) -> None:
         made.no_options = {udp.UDP_GRO, udp.SO_RXQ_OVFL, socket.SO_RCVBUF, udp.IP_MTU_DISCOVER}
         made.receive_buffer = 1_000
 
     bench = Bench(old)
+    assert "receive buffer of 500 bytes instead of 4194304: raise net.core.rmem_max" in log_lines[1]
     bench.send(train())
     assert {segment for _, segment, _ in bench.socket.sent} == {0}
     bench.socket.incoming = [(b"x", [], THERE)]
@@ -450,7 +451,7 @@ def test_port_works_without_kernel_support() -> None:
     assert bench.owner.received == [(b"x", 1, THERE)]
 
 
-def test_socket_options_are_set() -> None:
+def test_socket_options_are_set(log_lines: list[str]) -> None:
     assert Bench().socket.options == {
         (socket.SOL_SOCKET, socket.SO_RCVBUF): 4 << 20,
         (socket.SOL_SOCKET, udp.SO_RXQ_OVFL): 1,
@@ -458,6 +459,7 @@ def test_socket_options_are_set() -> None:
         (socket.IPPROTO_IP, udp.IP_MTU_DISCOVER): udp.IP_PMTUDISC_DONT,
     }
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
+    assert not [line for line in log_lines if "rmem_max" in line], "the buffer is as large as it was asked for"
 
 
 def test_default_bind_address_faces_the_server() -> None:
