@@ -79,6 +79,8 @@ class Fyrehose(MultiService):
         self._started: list[Any] = []
         #: Children that :meth:`open` starts, so that ``addService`` must not start them.
         self._opening: list[Any] = []
+        #: Fire when the children that are starting have started, or have failed to.
+        self._starting: list[Deferred[None]] = []
         #: Children that are started only when this server leads its cluster.
         self._only_leading: list[Any] = []
         #: Fires when the start in progress has succeeded or failed; None if no start is in progress.
@@ -230,6 +232,15 @@ class Fyrehose(MultiService):
             self._settle()
 
     async def _start_child(self, service: Any) -> None:
+        ended: Deferred[None] = Deferred()
+        self._starting.append(ended)
+        try:
+            await self._listen(service)
+        finally:
+            self._starting.remove(ended)
+            ended.callback(None)
+
+    async def _listen(self, service: Any) -> None:
         try:
             listening = await maybeDeferred(service.startService)
         except (CannotListenError, OSError) as error:
@@ -244,6 +255,7 @@ class Fyrehose(MultiService):
             if not self._open:
                 self.broker.journal.cancel_open()
             await self._settled
+        await DeferredList(self._starting)  # children that were added later
         await self._unwind()
 
     async def _unwind(self) -> None:

@@ -298,6 +298,30 @@ def test_a_child_added_later_starts_at_once_and_stops_with_the_others() -> None:
     assert server.since() == ["late stops"]
 
 
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("succeeds", [False, True])
+def test_a_stop_waits_for_a_child_that_was_added_later_and_still_starts(
+    opened: bool, succeeds: bool, logged_errors: Any
+) -> None:
+    server = Server()
+    server.start()
+    server.journal.closing.callback(None)
+    late, refused = Child("late", server.told), list[Any]()
+    if opened:
+        Deferred.fromCoroutine(server.service.open(late, only_leading=False)).addErrback(refused.append)
+    else:
+        late.setServiceParent(server.service)
+    server.since()
+    stopped = results(server.service.stopService())
+    assert (server.since(), stopped) == ([], [])
+    late.starting.callback(None) if succeeds else late.starting.errback(FyrehoseError("no"))
+    late.stopping.callback(None)
+    assert server.since() == ["late stops"] * succeeds + ["journal closes"]
+    assert stopped == [None]
+    assert len(refused) == (opened and not succeeds)
+    logged_errors.take()
+
+
 def test_a_child_added_during_the_start_is_started_last(server: Server) -> None:
     server.service.startService()
     late = Child("late", server.told)
