@@ -313,9 +313,10 @@ def test_every_test_has_a_module() -> None:
         "tests/trial/*",
         "tests/verification/simulation/*",
         "tests/verification/torture/*",
-        # Tests of several modules of the journal together.
+        # Tests of several modules of the journal, or of its copies, together.
         "tests/journal/test_large_batches.py",
         "tests/journal/test_syncs.py",
+        "tests/offline/test_syncs.py",
         "tests/journal/test_formats.py",
         "tests/journal/test_identity.py",
         "tests/journal/test_newer.py",
