@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -68,6 +67,22 @@ class World:
         return [record.payload for run in self.journal.read(stream, 1, 1 << 20) for record in run.records()]
 
 
+def shared(**fields: Any) -> World:
+    """Return a world with a shared subscription of its stream, with the options *fields*."""
+    world = World()
+    assert world.create(**fields)[0] == 200
+    return world
+
+
+def waiting(wait: float = 30, **fields: Any) -> tuple[World, HttpPeer]:
+    """Return a world with a subscription that has no record yet, and a worker that waits for one."""
+    world = shared(**fields, **{"from": 11})
+    peer = world.peer()
+    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": wait})
+    assert peer.hear() == b""
+    return world, peer
+
+
 @pytest.mark.parametrize(
     ("rules", "size", "status"),
     [
@@ -81,8 +96,7 @@ class World:
 def test_body_of_a_settling_is_limited_by_the_rights_of_the_peer(
     rules: dict[str, str], size: int, status: int | None
 ) -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.broker.guard.change(parse({"allow": [{"network": "127.0.0.0/8", **rules}]}))
     head = "POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
     peer = world.peer()
@@ -92,8 +106,7 @@ def test_body_of_a_settling_is_limited_by_the_rights_of_the_peer(
 
 
 def test_chunked_body_of_a_settling_is_limited_by_the_rights_of_the_peer() -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.broker.guard.change(parse({"allow": [{"network": "127.0.0.0/8", "consume": "orders"}]}))
     peer, piece = world.peer(), b"10000\r\n" + b" " * 65_536 + b"\r\n"
     peer.send(b"POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -118,8 +131,7 @@ def test_chunked_body_of_a_settling_is_limited_by_the_rights_of_the_peer() -> No
     ],
 )
 def test_text_that_cannot_be_stored_is_refused_where_it_enters(body: bytes) -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.lease()
     peer = world.peer()
     head = "POST /subscriptions/work/settle HTTP/1.1\r\nHost: localhost\r\n"
@@ -147,8 +159,7 @@ def test_workers_get_different_records_and_settle_them() -> None:
 
 
 def test_a_range_is_settled_with_one_token() -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.lease(10)
     assert world.settle(done=[[[1, 4], "1.1"], [6, "1.1"]])[1]["settled"] == [[1, 4], 6]
     assert world.show()["floor"] == {"orders": 4}
@@ -173,29 +184,8 @@ def test_exclusive_and_shared_subscriptions_cannot_have_the_same_name() -> None:
     assert world.ask("POST /subscriptions/work/ack", {"seq": 3})[0] == 409
 
 
-def test_expired_lease_counts_as_a_failure_and_its_token_is_refused() -> None:
-    world = World()
-    world.create(lease=10)
-    (first,) = world.lease()
-    world.clock.advance(10.5)
-    world.clock.advance(2)  # the delay after a failure
-    again = world.lease(9, "w2")
-    assert (again[0]["seq"], again[0]["token"], again[0]["failures"]) == (1, "1.2", 1)
-    assert world.settle(done=items([first]))[1]["refused"] == [{"seq": 1, "why": "lease-lost"}]
-    assert world.settle(done=items(again[:1]))[1]["settled"] == [1]
-
-
-def test_record_can_be_settled_after_its_lease_while_no_other_worker_has_leased_it() -> None:
-    world = World()
-    world.create(lease=10)
-    record = world.lease()
-    world.clock.advance(10.5)
-    assert world.settle(done=items(record))[1]["settled"] == [1]
-
-
 def test_returned_records_come_again_after_their_delay() -> None:
-    world = World()
-    world.create()
+    world = shared()
     records = world.lease(2)
     one, two = items(records)
     world.settle(failed=[[*one, {"delay": 60}]], untried=[[*two, {"delay": 0}]])
@@ -204,20 +194,8 @@ def test_returned_records_come_again_after_their_delay() -> None:
     assert (1, 1) in [(each["seq"], each["failures"]) for each in world.lease(9)]
 
 
-def test_extending_prolongs_a_lease() -> None:
-    world = World()
-    world.create(lease=10)
-    record = items(world.lease())
-    world.clock.advance(8)
-    assert world.settle(extend=record)[1]["extended"] == [{"seq": 1, "token": "1.1"}]
-    world.clock.advance(8)
-    assert [each["seq"] for each in world.lease(1, "w2")] == [2]
-    assert world.settle(done=record)[1]["settled"] == [1]
-
-
 def test_record_becomes_a_dead_letter_after_its_last_failure_or_a_rejection() -> None:
-    world = World()
-    world.create(limit=2, dead="orders.dead")
+    world = shared(limit=2, dead="orders.dead")
     for _ in range(2):
         world.settle(failed=[[*item, {"delay": 0}] for item in items(world.lease())])
     world.settle(reject=[[*item, {"why": "no address"}] for item in items(world.lease())])
@@ -228,8 +206,7 @@ def test_record_becomes_a_dead_letter_after_its_last_failure_or_a_rejection() ->
 
 
 def test_dead_letters_have_their_reason_even_after_a_restart_and_a_checkpoint() -> None:
-    world = World()
-    world.create(limit=1, dead="orders.dead")
+    world = shared(limit=1, dead="orders.dead")
     world.settle(failed=items(world.lease()))
     world.settle(reject=[[*items(world.lease())[0], {"why": "no address"}]])
     letters = world.show()["dead_letters"]
@@ -243,8 +220,7 @@ def test_dead_letters_have_their_reason_even_after_a_restart_and_a_checkpoint() 
 
 
 def dead_letters() -> World:
-    world = World()
-    world.create(dead="orders.dead")
+    world = shared(dead="orders.dead")
     world.settle(reject=[[*item, {"why": "no"}] for item in items(world.lease(3))])
     return world
 
@@ -293,8 +269,7 @@ def test_only_dead_letters_of_the_subscription_are_published_again() -> None:
 
 
 def test_a_subscription_that_keeps_no_dead_letters_has_none_to_publish() -> None:
-    world = World()
-    world.create()
+    world = shared()
     assert world.ask("POST /subscriptions/work/redrive", {})[0] == 409
     assert world.ask("POST /subscriptions/work/redrive", {"all": True})[0] == 400
 
@@ -308,8 +283,7 @@ def test_a_redrive_needs_the_right_to_publish() -> None:
 
 
 def test_subscription_shows_the_age_of_its_oldest_unsettled_record() -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.broker.table.now = lambda: 5_000_000
     assert world.show()["oldest_unsettled_seconds"] is None, "not looked up yet"
     world.clock.advance(1)
@@ -319,8 +293,7 @@ def test_subscription_shows_the_age_of_its_oldest_unsettled_record() -> None:
 
 
 def test_results_are_published_with_the_settling_or_not_at_all() -> None:
-    world = World()
-    world.create()
+    world = shared()
     records = items(world.lease(2))
     results = [{"stream": "invoices", "payload": "one"}, {"stream": "invoices", "payload_base64": "dHdv"}]
     assert world.settle(done=records, publish=results)[0] == 200
@@ -331,8 +304,7 @@ def test_results_are_published_with_the_settling_or_not_at_all() -> None:
 
 
 def test_a_settling_is_answered_when_it_is_durable() -> None:
-    world = World()
-    world.create()
+    world = shared()
     record = items(world.lease())
     world.journal.auto = False
     peer = world.peer()
@@ -346,26 +318,13 @@ def test_a_settling_is_answered_when_it_is_durable() -> None:
 
 
 def test_settling_refused_by_a_full_disk_keeps_the_lease() -> None:
-    world = World()
-    world.create()
+    world = shared()
     record = items(world.lease())
     world.journal.enter(JournalState.READ_ONLY, "full")
     assert world.settle(done=record)[0] == 503
     assert world.ask("POST /subscriptions/work/lease", {"consumer": "w"})[0] == 503
     world.journal.enter(JournalState.WRITABLE, "room")
     assert world.settle(done=record)[1]["settled"] == [1]
-
-
-def test_settling_that_waits_for_room_is_answered_when_there_is_room() -> None:
-    world = World()
-    world.create()
-    record = items(world.lease())
-    world.journal.auto = False
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/settle", {"done": record})
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    world.journal.enter(JournalState.WRITABLE, "room")
-    assert peer.answer()[1]["settled"] == [1]
 
 
 def test_pattern_that_costs_too_much_is_refused_after_the_rights() -> None:
@@ -376,16 +335,14 @@ def test_pattern_that_costs_too_much_is_refused_after_the_rights() -> None:
 
 
 def test_server_that_may_not_lead_any_more_does_not_say_that_a_stream_is_unknown() -> None:
-    world = World()
-    world.create(match="orders*")
+    world = shared(match="orders*")
     assert world.settle(done=[["orders.new", 1, "1.1"]])[0] == 409
     world.journal.cluster = Standing(ServerRole.LEADER, leads_alone=False)
     assert world.settle(done=[["orders.new", 1, "1.1"]])[0] == 503, "another server may have created it"
 
 
 def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
-    world = World()
-    world.create()
+    world = shared()
     record = items(world.lease())
     world.journal.auto = False
     peer = world.peer()
@@ -395,10 +352,7 @@ def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
 
 
 def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
-    world = World()
-    world.create(lease=10, **{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 20})
+    world, peer = waiting(20, lease=10)
     world.clock.advance(15.0625)
     world.publish(1)
     status, answer = peer.answer()
@@ -407,65 +361,33 @@ def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_
     assert lease["ends_in"] == 10
 
 
-def test_a_request_waits_for_a_record() -> None:
-    world = World()
-    world.create(**{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
-    assert peer.hear() == b""
-    world.publish(1)
-    assert [each["seq"] for each in peer.answer()[1]["records"]] == [11]
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
-    world.clock.advance(30)
-    assert peer.answer() == (200, {"lease": 30, "waited": 30, "records": []})
-
-
 def test_disconnected_client_is_leased_no_record() -> None:
-    world = World()
-    world.create(**{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
-    peer.hear()
+    world, peer = waiting()
     peer.leave()
     world.publish(1)
     assert world.show()["in_flight"] == 0
     assert [each["seq"] for each in world.lease(1, "w2")] == [11]
 
 
-def test_a_request_waits_no_longer_than_proxies_do_also_if_it_asks_for_more() -> None:
-    world = World()
-    world.create(**{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 300})
-    world.clock.advance(49)
+@pytest.mark.parametrize(("wait", "waited"), [(30, 30), (300, 50)])
+def test_a_request_waits_as_long_as_it_says_but_no_longer_than_proxies_do(wait: float, waited: float) -> None:
+    world, peer = waiting(wait)
+    world.clock.advance(waited - 1)
     assert peer.hear() == b""
     world.clock.advance(1)
-    status, answer = peer.answer()
-    assert (status, answer["records"], answer["waited"]) == (200, [], 50.0)
+    assert peer.answer() == (200, {"lease": 30, "waited": waited, "records": []})
 
 
 def test_deleting_a_subscription_answers_waiting_requests_with_410() -> None:
-    world = World()
-    world.create(**{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
+    world, peer = waiting()
     assert world.ask("DELETE /subscriptions/work")[0] == 204
     assert peer.answer()[0] == 410
     assert world.ask("POST /subscriptions/work/lease", {"consumer": "w1"})[0] == 404
     assert world.ask("GET /subscriptions/work")[0] == 404
 
 
-def test_repeated_lease_request_gets_the_same_leases() -> None:
-    world = World()
-    world.create()
-    first = world.lease(3, request=7)
-    assert world.lease(3, request=7) == first
-    assert [each["seq"] for each in world.lease(3, request=8)] == [4, 5, 6]
-
-
 def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -> None:
-    world = World()
-    world.create()
+    world = shared()
     first = world.lease(10, request=7)
     other = world.peer()
     other.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
@@ -473,17 +395,8 @@ def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -
     assert world.lease(10, request=7) == first
 
 
-def test_consumer_has_at_most_its_share_of_leases() -> None:
-    world = World()
-    world.create(most=4)
-    assert len(world.lease(10)) == 4
-    assert world.lease(10) == []
-    assert len(world.lease(10, "w2")) == 4
-
-
 def test_a_paused_subscription_leases_nothing() -> None:
-    world = World()
-    world.create()
+    world = shared()
     record = items(world.lease())
     assert world.ask("POST /subscriptions/work/pause", {"paused": True})[1]["paused"] is True
     assert world.lease() == []
@@ -495,8 +408,7 @@ def test_a_paused_subscription_leases_nothing() -> None:
 
 
 def test_a_rewind_forgets_everything_and_refuses_old_tokens() -> None:
-    world = World()
-    world.create()
+    world = shared()
     old = items(world.lease(3))
     world.settle(done=old[:2])
     assert world.ask("POST /subscriptions/work/rewind", {"seq": 1})[0] == 200
@@ -507,8 +419,7 @@ def test_a_rewind_forgets_everything_and_refuses_old_tokens() -> None:
 
 
 def test_restart_keeps_settled_records_and_waits_for_leases_to_end() -> None:
-    world = World()
-    world.create()
+    world = shared()
     records = items(world.lease(4))
     world.settle(done=records[:1], failed=[[*records[1], {"delay": 0}]])
     again = world.restarted()
@@ -517,30 +428,6 @@ def test_restart_keeps_settled_records_and_waits_for_leases_to_end() -> None:
     assert again.settle(done=records[2:3])[1]["settled"] == [3]
     assert again.settle(extend=records[3:])[1]["extended"] == [{"seq": 4, "token": "2.1"}]
     assert again.show()["settled_total"] == 2
-
-
-def test_a_lease_is_extended_after_a_restart_although_nobody_has_leased_yet() -> None:
-    world = World()
-    world.create()
-    record = items(world.lease())
-    again, world.journal.auto = world.restarted(), False
-    peer = again.peer()
-    peer.say("POST /subscriptions/work/settle", {"extend": record})
-    world.journal.commit()
-    status, answer = peer.answer()
-    assert (status, answer["refused"], answer["extended"]) == (200, [], [{"seq": 1, "token": "2.1"}])
-
-
-def test_records_of_a_key_are_handled_in_order() -> None:
-    world = World()
-    for key in ("a", "a", "b"):
-        payload = json.dumps({"customer": key}).encode()
-        world.broker.publish([Run.of("orders", [payload], source="test")])
-    world.create(key="customer", **{"from": 11})
-    first = world.lease(9)
-    assert [each["seq"] for each in first] == [11, 13]
-    world.settle(done=items(first[:1]))
-    assert [each["seq"] for each in world.lease(9)] == [12]
 
 
 def test_pattern_can_be_shared_by_workers() -> None:
@@ -563,38 +450,11 @@ def test_pattern_can_be_shared_by_workers() -> None:
     assert world.restarted().show()["floor"] == {"logs.a": 2, "logs.b": 2}
 
 
-def test_records_deleted_by_retention_count_as_expired() -> None:
-    world = World()
-    world.create()
-    record = items(world.lease())
-    for _ in range(9):
-        world.publish(1)
-    world.journal.forget("orders", 11)
-    world.clock.advance(1)
-    assert world.show()["expired_total"] == 9
-    assert world.settle(done=record)[1]["settled"] == [1]
-    assert [each["seq"] for each in world.lease()] == [11]
-
-
 def test_retention_keeps_what_is_not_settled() -> None:
-    world = World()
-    world.create()
+    world = shared()
     world.settle(done=items(world.lease(3)))
     kept = {each.stream: each.seq for each in world.journal.keeper.unread()}
     assert (kept["orders"], kept[".subscriptions"]) == (3, 0)
-
-
-def test_a_checkpoint_is_enough_to_recover() -> None:
-    world = World()
-    world.create()
-    records = items(world.lease(4))
-    world.settle(done=records[1:2], failed=[[*records[2], {"delay": 0}]])
-    world.journal.keeper.sealed = True
-    world.clock.advance(1)
-    world.journal.forget(".subscriptions", world.broker.table.stream.checkpoint)
-    again = world.restarted()
-    assert (again.show()["settled_total"], again.show()["floor"]) == (1, {"orders": 0})
-    assert again.settle(done=[[3, "1.1"]])[1]["refused"] == [{"seq": 3, "why": "lease-lost"}]
 
 
 def test_shared_subscription_needs_the_rights_to_consume_and_publish() -> None:
@@ -615,11 +475,7 @@ def test_number_of_shared_subscriptions_is_limited() -> None:
 
 
 def test_a_request_that_waits_is_answered_when_the_server_closes() -> None:
-    world = World()
-    world.create(**{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": 30})
-    assert peer.hear() == b""
+    _, peer = waiting()
     peer.protocol.finish()
     assert peer.answer() == (200, {"lease": 30, "waited": 0, "records": []})
 
