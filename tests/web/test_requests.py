@@ -123,6 +123,7 @@ REFUSED = {
     HEAD + b" c: d\r\n\r\n": "continues the line before it",
     HEAD + b"Host: y\r\n\r\n": "several Host headers",
     b"GET / HTTP/1.1\r\nA: b\r\n\r\n": "no Host header",
+    HEAD + b"Content-Length: -1\r\n\r\n": "Content-Length is not a number",
     HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": "several Content-Lengths differ",
     HEAD + b"Content-Length: 1, 1\r\n\r\n": "Content-Length is not a number",
     HEAD + b"Content-Length: +1\r\n\r\n": "Content-Length is not a number",

