@@ -24,40 +24,6 @@ from fyrehose.testing import ClientSide, MemoryJournal
 from tests.doubles.awkward import NUMBERS
 
 
-class World:
-    """A server whose stream "s" has ten records."""
-
-    def __init__(self, policy: Any = None, **settings: Any) -> None:
-        self.journal, self.clock = MemoryJournal(), Clock()
-        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
-        self.broker.open()
-        self.broker.table.now = lambda: 5_000_000
-        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
-        self.publish(10)
-
-    def publish(self, count: int, stream: str = "s") -> None:
-        if count:
-            self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
-
-    def peer(self) -> HttpPeer:
-        return HttpPeer.connect(self.factory, self.clock, port=5000)
-
-    def say(self, line: str, body: object = None, *headers: str) -> HttpPeer:
-        """Return a peer that has sent a request."""
-        peer = self.peer()
-        peer.say(line, body, *headers)
-        return peer
-
-    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
-        return self.say(line, body).answer()
-
-    def seqs(self, query: str = "") -> list[int]:
-        status, lines = self.ask(f"GET /streams/s?subscription=a&consumer=me{query}")
-        assert status == 200
-        return numbers(lines)
-
-
 @attrs.define(eq=False)
 class HttpPeer(ClientSide):
     """An HTTP client.
@@ -86,6 +52,47 @@ class HttpPeer(ClientSide):
         objects = [json.loads(line) for line in rest.split(b"\n") if line.strip().startswith(b"{")]
         one = b"content-length" in self.head.lower()
         return int(self.head.split()[1]), objects[0] if one and objects else objects
+
+
+class HttpWorld:
+    """A server, and peers that each send a request over a connection of their own."""
+
+    def __init__(self, policy: Any = None, journal: MemoryJournal | None = None, **settings: Any) -> None:
+        self.journal, self.clock = journal or MemoryJournal(), Clock()
+        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
+        self.broker.open()
+        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
+
+    def peer(self) -> HttpPeer:
+        return HttpPeer.connect(self.factory, self.clock, port=5000)
+
+    def say(self, line: str, body: object = None, *headers: str) -> HttpPeer:
+        """Return a peer that has sent a request."""
+        peer = self.peer()
+        peer.say(line, body, *headers)
+        return peer
+
+    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
+        return self.say(line, body).answer()
+
+
+class World(HttpWorld):
+    """A server whose stream "s" has ten records."""
+
+    def __init__(self, policy: Any = None, **settings: Any) -> None:
+        super().__init__(policy, **settings)
+        self.broker.table.now = lambda: 5_000_000
+        self.publish(10)
+
+    def publish(self, count: int, stream: str = "s") -> None:
+        if count:
+            self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+
+    def seqs(self, query: str = "") -> list[int]:
+        status, lines = self.ask(f"GET /streams/s?subscription=a&consumer=me{query}")
+        assert status == 200
+        return numbers(lines)
 
 
 def drained() -> World:

@@ -93,17 +93,6 @@ def test_records_go_in_requests_of_powers_of_two() -> None:
     assert server.requests == [1024, 256, 128, 64, 16, 8, 4]
 
 
-def test_repetition_with_more_records_finds_the_request_before() -> None:
-    server = Server()
-    payloads = [b"%d" % number for number in range(700)]
-    server.lose = 1
-    sent(sender_to(server), run_of(payloads[:100]))  # 64 of these are stored, and the forwarder is killed
-    assert server.records == payloads[:64]
-    assert sent(sender_to(server), run_of(payloads)) == DONE
-    assert server.records == payloads
-    assert server.requests == [64, 512, 256, 128, 64, 512, 64, 32, 16, 8, 4]
-
-
 def test_repetition_with_fewer_records_waits_for_the_others() -> None:
     server = Server()
     payloads = [b"%d" % number for number in range(8)]

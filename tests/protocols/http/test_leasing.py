@@ -5,31 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Unreplicated
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal
 
-from .test_consuming import HttpPeer
+from .test_consuming import HttpPeer, HttpWorld
 
 
-class World:
+class World(HttpWorld):
     """A server whose stream "orders" has ten records."""
 
     def __init__(self, policy: Any = None, journal: MemoryJournal | None = None, **settings: Any) -> None:
-        self.journal, self.clock = journal or MemoryJournal(), Clock()
-        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
-        self.broker.open()
-        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
+        super().__init__(policy, journal, **settings)
         if journal is None:
             self.publish(10)
 
@@ -40,12 +31,6 @@ class World:
     def publish(self, count: int, stream: str = "orders") -> None:
         last = self.broker.bounds(stream)[1]
         self.broker.publish([Run.of(stream, [b"%d" % (last + each + 1) for each in range(count)], source="test")])
-
-    def peer(self) -> HttpPeer:
-        return HttpPeer.connect(self.factory, self.clock, port=5000)
-
-    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
-        return self.peer().ask(line, body)
 
     def create(self, **fields: Any) -> tuple[int, Any]:
         place = {} if "match" in fields else {"stream": "orders"}
@@ -77,8 +62,7 @@ def shared(**fields: Any) -> World:
 def waiting(wait: float = 30, **fields: Any) -> tuple[World, HttpPeer]:
     """Return a world with a subscription that has no record yet, and a worker that waits for one."""
     world = shared(**fields, **{"from": 11})
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": wait})
+    peer = world.say("POST /subscriptions/work/lease", {"consumer": "w1", "wait": wait})
     assert peer.hear() == b""
     return world, peer
 
@@ -307,10 +291,8 @@ def test_a_settling_is_answered_when_it_is_durable() -> None:
     world = shared()
     record = items(world.lease())
     world.journal.auto = False
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/settle", {"done": record})
-    other = world.peer()
-    other.say("POST /subscriptions/work/settle", {"done": record})
+    peer = world.say("POST /subscriptions/work/settle", {"done": record})
+    other = world.say("POST /subscriptions/work/settle", {"done": record})
     assert (peer.hear(), other.hear()) == (b"", b"")
     world.journal.commit()
     assert peer.answer()[1]["settled"] == [1]
@@ -345,8 +327,7 @@ def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
     world = shared()
     record = items(world.lease())
     world.journal.auto = False
-    peer = world.peer()
-    peer.say("POST /subscriptions/work/settle", {"done": record})
+    peer = world.say("POST /subscriptions/work/settle", {"done": record})
     world.journal.enter(JournalState.FAILED, "the disk failed")
     assert (peer.hear(), peer.transport.aborted) == (b"", True)
 
@@ -389,8 +370,7 @@ def test_deleting_a_subscription_answers_waiting_requests_with_410() -> None:
 def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -> None:
     world = shared()
     first = world.lease(10, request=7)
-    other = world.peer()
-    other.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
+    other = world.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
     assert other.hear() == b""
     assert world.lease(10, request=7) == first
 

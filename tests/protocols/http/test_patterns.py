@@ -9,66 +9,50 @@ from urllib.parse import quote
 
 import pytest
 from twisted.internet.error import ConnectionDone
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import Guard
-from fyrehose.broker.policy import parse
 from fyrehose.broker.quotas import PeerLimits
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.turns import STEPS
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
-from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
-from fyrehose.testing import ClientSide, MemoryJournal
+
+from .test_consuming import HttpPeer, HttpWorld
 
 
-class World:
+class World(HttpWorld):
     """A server with the streams logs.a, logs.b and other."""
 
     def __init__(self, policy: Any = None, **settings: Any) -> None:
-        self.journal, self.clock = MemoryJournal(), Clock()
-        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
-        self.broker.open()
-        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
+        super().__init__(policy, **settings)
         for stream in ("logs.a", "logs.b", "other"):
             self.publish(stream, b"old")
 
     def publish(self, stream: str, *payloads: bytes) -> None:
         self.broker.publish([Run.of(stream, payloads, source="test")])
 
-    def ask(self, line: str) -> HttpPeer:
-        peer = HttpPeer.connect(self.factory, self.clock, port=5000)
-        peer.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        return peer
+
+def events(peer: HttpPeer) -> list[tuple[str, int]]:
+    """Return stream and number of each record that was sent since the last call, in order."""
+    found = [json.loads(line) for line in re.findall(rb"^data: (\{.*\})$", peer.hear(), re.MULTILINE)]
+    return [(each["stream"], each["seq"]) for each in found if "seq" in each]
 
 
-class HttpPeer(ClientSide):
-    """An HTTP client that sends one request."""
-
-    def hear(self) -> bytes:
-        return self.received()
-
-    def answer(self) -> tuple[int, Any]:
-        head, _, body = self.hear().partition(b"\r\n\r\n")
-        return int(head.split()[1]), json.loads(body)
-
-    def events(self) -> list[tuple[str, int]]:
-        """Return stream and number of each record that was sent since the last call."""
-        found = [json.loads(line) for line in re.findall(rb"^data: (\{.*\})$", self.hear(), re.MULTILINE)]
-        return [(each["stream"], each["seq"]) for each in found if "seq" in each]
+def following() -> tuple[World, HttpPeer]:
+    """Return a server, and a peer that follows the streams of logs, and has been sent no record yet."""
+    world = World()
+    peer = world.say("GET /streams/*/live?match=logs.*")
+    assert events(peer) == []
+    return world, peer
 
 
 def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
     world = World()
     world.factory.now = lambda: 5.123456
     world.publish("logs.b", b"newer")
-    assert world.ask("GET /streams").answer()[1]["matching"] == 3
+    assert world.ask("GET /streams")[1]["matching"] == 3
     listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.123456, "newest_age": 4.123456}
-    assert world.ask("GET /streams?match=logs.*&limit=1&page=1").answer() == (
+    assert world.ask("GET /streams?match=logs.*&limit=1&page=1") == (
         200,
         {"matching": 2, "page": 1, "epoch": "", "streams": [listed]},
     )
@@ -80,21 +64,21 @@ PATHS = pytest.mark.parametrize("path", ["/streams?", "/streams/*/live?", "/stre
 @PATHS
 @pytest.mark.parametrize("pattern", ["*a" * 8, "a" * 255])
 def test_a_pattern_may_have_8_stars_and_255_bytes(path: str, pattern: str) -> None:
-    assert World().ask(f"GET {path}match={quote(pattern)}").hear().startswith(b"HTTP/1.1 200 ")
+    assert World().say(f"GET {path}match={quote(pattern)}").hear().startswith(b"HTTP/1.1 200 ")
 
 
 @PATHS
 @pytest.mark.parametrize("pattern", ["*a" * 9, "*" * 1_000 + "!", "a" * 256, "é" * 128])
 def test_a_pattern_with_more_stars_or_bytes_is_refused(path: str, pattern: str) -> None:
-    status, answer = World().ask(f"GET {path}match={quote(pattern)}").answer()
+    status, answer = World().say(f"GET {path}match={quote(pattern)}").answer()
     assert (status, answer["error"].split(":")[0]) == (400, "invalid pattern")
 
 
 def test_streams_of_the_server_are_not_listed() -> None:
     world = World()
     world.broker.publish([], [Run.of(".own", [b"x"], source="test")])
-    assert [each["name"] for each in world.ask("GET /streams?match=.*").answer()[1]["streams"]] == []
-    assert world.ask("GET /streams").answer()[1]["matching"] == 3
+    assert [each["name"] for each in world.ask("GET /streams?match=.*")[1]["streams"]] == []
+    assert world.ask("GET /streams")[1]["matching"] == 3
 
 
 @pytest.mark.parametrize(
@@ -102,7 +86,7 @@ def test_streams_of_the_server_are_not_listed() -> None:
 )
 def test_a_peer_sees_the_streams_that_it_may_read(subscribe: str, names: list[str]) -> None:
     world = World([{"network": "127.0.0.1", "subscribe": subscribe}])
-    assert [each["name"] for each in world.ask("GET /streams").answer()[1]["streams"]] == names
+    assert [each["name"] for each in world.ask("GET /streams")[1]["streams"]] == names
 
 
 @pytest.mark.parametrize(
@@ -118,70 +102,58 @@ def test_a_peer_sees_the_streams_that_it_may_read(subscribe: str, names: list[st
     ],
 )
 def test_invalid_requests_are_refused(line: str, status: int) -> None:
-    assert World().ask(line).answer()[0] == status
+    assert World().ask(line)[0] == status
 
 
 def test_all_streams_that_match_are_followed_in_one_answer() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    assert peer.events() == []
+    world, peer = following()
     for stream in ("logs.a", "other", "logs.b"):
         world.publish(stream, b"new")
-    assert sorted(peer.events()) == [("logs.a", 2), ("logs.b", 2)]
+    assert sorted(events(peer)) == [("logs.a", 2), ("logs.b", 2)]
 
 
 def test_streams_that_are_created_later_are_followed_from_their_first_record() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     world.publish("logs.new", b"1", b"2")
     world.publish("elsewhere", b"1")
     world.publish("logs.new", b"3")
-    assert peer.events() == [("logs.new", 1), ("logs.new", 2), ("logs.new", 3)]
+    assert events(peer) == [("logs.new", 1), ("logs.new", 2), ("logs.new", 3)]
 
 
 def test_a_retired_stream_that_comes_back_is_followed_once() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     world.broker.retire(["logs.a"])
     world.publish("logs.a", b"again")
-    assert peer.events() == [("logs.a", 2)]
+    assert events(peer) == [("logs.a", 2)]
 
 
 def test_a_peer_follows_only_what_it_may_read() -> None:
     world = World([{"network": "127.0.0.1", "subscribe": "logs.*"}])
-    peer = world.ask("GET /streams/*/live?match=*")
+    peer = world.say("GET /streams/*/live?match=*")
     peer.hear()
     for stream in ("other", "new", "logs.new", "logs.a"):
         world.publish(stream, b"x")
-    assert sorted(peer.events()) == [("logs.a", 2), ("logs.new", 1)]
+    assert sorted(events(peer)) == [("logs.a", 2), ("logs.new", 1)]
 
 
 def test_a_peer_that_does_not_read_pauses_every_stream() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     peer.protocol.pauseProducing()
     for stream in ("logs.a", "logs.b", "logs.new"):
         world.publish(stream, b"new")
-    assert peer.events() == []
+    assert events(peer) == []
     peer.protocol.resumeProducing()
-    assert sorted(peer.events()) == [("logs.a", 2), ("logs.b", 2), ("logs.new", 1)]
+    assert sorted(events(peer)) == [("logs.a", 2), ("logs.b", 2), ("logs.new", 1)]
 
 
 def test_many_small_records_are_sent_in_several_turns() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     world.publish("logs.a", *[b"x"] * (3 * TURN_RECORDS))
-    assert len(peer.events()) == 3 * TURN_RECORDS
+    assert len(events(peer)) == 3 * TURN_RECORDS
 
 
 def test_a_gap_names_its_stream() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     peer.protocol.pauseProducing()
     for payload in (b"2", b"3", b"4"):
         world.publish("logs.a", payload)
@@ -194,7 +166,7 @@ def test_the_number_of_streams_is_limited() -> None:
     world = World()
     for number in range(patterns.MOST_STREAMS - 2):  # besides logs.a and logs.b
         world.publish(f"logs.{number}", b"old")
-    peer = world.ask("GET /streams/*/live?match=logs.*")
+    peer = world.say("GET /streams/*/live?match=logs.*")
     peer.hear()
     world.publish("logs.c", b"x")
     world.publish("logs.d", b"x")
@@ -209,7 +181,7 @@ class TestWhileStreamsAreBeingSubscribed:
         world = World()
         for number in range(2 * STEPS):
             world.publish(f"logs.{number}", b"old")
-        peer = world.ask("GET /streams/*/live?match=logs.*")
+        peer = world.say("GET /streams/*/live?match=logs.*")
         assert 0 < len(world.broker.fanout.cursors) <= STEPS
         assert peer.transport.value() == b""
         return world, peer
@@ -220,11 +192,11 @@ class TestWhileStreamsAreBeingSubscribed:
         world.publish("logs.new", b"2")
         world.publish("logs.0", b"new")
         heard = []
-        while not (events := peer.events()):
+        while not (new := events(peer)):
             assert world.clock.getDelayedCalls()
-        while events:
-            heard += events
-            events = peer.events()
+        while new:
+            heard += new
+            new = events(peer)
         assert [number for stream, number in heard if stream == "logs.new"] == [1, 2]
         assert ("logs.0", 2) in heard
         assert len(world.broker.fanout.cursors) == 2 * STEPS + 3
@@ -238,7 +210,7 @@ class TestWhileStreamsAreBeingSubscribed:
             assert world.clock.getDelayedCalls()
         assert len(world.broker.fanout.cursors) == 2 * STEPS + 2
         world.publish(last, b"new")
-        assert peer.events().count((last, 2)) == 1
+        assert events(peer).count((last, 2)) == 1
 
     def test_a_peer_that_leaves_ends_it(self) -> None:
         world, peer = self.asked()
@@ -266,31 +238,29 @@ class TestWhileStreamsAreBeingSubscribed:
         world.broker.retire([stream for stream in world.journal.ends() if stream != "other"])
         assert peer.hear().startswith(b"HTTP/1.1 200")
         world.publish("logs.new", b"x")
-        assert peer.events() == [("logs.new", 1)]
+        assert events(peer) == [("logs.new", 1)]
 
     def test_one_address_may_have_no_more_subscriptions_than_its_limit(self) -> None:
         world = World(limits=PeerLimits(subscriptions=STEPS + 10))
         for number in range(2 * STEPS):
             world.publish(f"logs.{number}", b"old")
-        assert world.ask("GET /streams/*/live?match=logs.*").answer()[0] == 429
+        assert world.ask("GET /streams/*/live?match=logs.*")[0] == 429
         world.publish("logs.new", b"x")
         assert len(world.broker.fanout.cursors) == 0
 
 
 def test_subscriptions_count_against_the_limit_of_the_address() -> None:
     world = World(limits=PeerLimits(subscriptions=1))
-    assert world.ask("GET /streams/*/live?match=logs.*").answer()[0] == 429
+    assert world.ask("GET /streams/*/live?match=logs.*")[0] == 429
     assert len(world.broker.fanout.cursors) == 0
-    peer = world.ask("GET /streams/*/live?match=logs.a*")
+    peer = world.say("GET /streams/*/live?match=logs.a*")
     peer.hear()
     world.publish("logs.ab", b"x")
     assert b"is not followed" in peer.hear()
 
 
 def test_disconnected_peer_leaves_no_subscriptions_behind() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     peer.protocol.connectionLost(Failure(ConnectionDone()))
     assert len(world.broker.fanout.cursors) == 0
     world.publish("logs.new", b"x")
@@ -298,9 +268,7 @@ def test_disconnected_peer_leaves_no_subscriptions_behind() -> None:
 
 
 def test_the_answer_ends_when_the_server_closes() -> None:
-    world = World()
-    peer = world.ask("GET /streams/*/live?match=logs.*")
-    peer.hear()
+    world, peer = following()
     world.broker.close()
     assert peer.hear().count(b"event: ended") == 1
     assert peer.transport.disconnecting
@@ -308,5 +276,5 @@ def test_the_answer_ends_when_the_server_closes() -> None:
 
 def test_head_request_makes_no_subscriptions() -> None:
     world = World()
-    assert world.ask("HEAD /streams/*/live?match=logs.*").hear().startswith(b"HTTP/1.1 200")
+    assert world.say("HEAD /streams/*/live?match=logs.*").hear().startswith(b"HTTP/1.1 200")
     assert len(world.broker.fanout.cursors) == 0
