@@ -28,7 +28,6 @@ from fyrehose.protocols.eventbus.zmtp import Null, ZmtpSession, encode, pack_met
 from fyrehose.protocols.figg.frames import Publish
 from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
-from fyrehose.protocols.lumberjack.frames import EventRun
 from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession, LumberjackWriterSession
 from fyrehose.protocols.relink.events import Received
 from fyrehose.protocols.relink.frames import Hello, Message, Terms, pack_reply, pack_version
@@ -36,7 +35,7 @@ from fyrehose.protocols.relink.link import Link, LinkLimits
 from fyrehose.protocols.relink.session import ConnectorSession, ListenerSession
 from fyrehose.protocols.syslog.session import RelpClientSession, SyslogServerSession
 from fyrehose.sessions import ByteSession, events_of
-from fyrehose.testing import every_chunking, feed
+from fyrehose.testing import every_chunking
 from fyrehose.web.session import WebSession
 
 TERMS = Terms(endpoint="publish:s", connector_size=1)
@@ -213,19 +212,6 @@ def test_events_of_a_session_are_yielded_until_there_are_no_more(kind: type) -> 
             assert not session.more
             assert session.next_events() == []
         assert count == case.expected
-
-
-def test_all_events_of_a_compressed_window_are_returned() -> None:
-    found = feed(LumberjackServerSession(), [lumberjack_windows(3, compressed=True)])
-    assert sum(map(len, found)) == 3
-
-
-def test_nothing_follows_a_violation() -> None:
-    data = lumberjack_windows(3, compressed=True) + b"\xff" * 20
-    session = LumberjackServerSession()
-    found = list(events_of(session, data))
-    assert [type(event) for event in found[-2:]] == [EventRun, Broken]
-    assert list(events_of(session, data)) == []
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)

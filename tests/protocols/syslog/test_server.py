@@ -26,6 +26,7 @@ OPEN = b"1 open 15 commands=syslog\n"
 HELLO = b"<34>1 2026-11-28T12:00:00Z web-1 app 7 - - hello"
 NAMED = {"facility": "auth", "severity": "crit", "timestamp": "2026-11-28T12:00:00Z", "hostname": "web-1"}
 SENDER = ("10.0.0.7", 4000)
+OWN = ("127.0.0.1", 4000)
 
 
 def relp(number: int, data: bytes, command: bytes = b"syslog") -> bytes:
@@ -78,6 +79,13 @@ def make(auto: bool = True, memory: int = 1 << 26, **settings: Any) -> Server:
     broker.guard.change(LOOPBACK)
     options = SyslogSettings(**{"refusal_delay": 0.0, **settings})
     return Server(journal, broker, clock, options)
+
+
+def receive(port: SyslogDatagrams, *datagrams: bytes) -> None:
+    """Let *datagrams* of this machine arrive in one turn."""
+    for datagram in datagrams:
+        port.datagrams_received(memoryview(datagram), len(datagram), OWN)
+    port.turn_over()
 
 
 def test_message_of_relp_is_answered_when_it_is_durable() -> None:
@@ -224,8 +232,8 @@ class TestDatagrams:
     def test_datagrams_of_one_turn_are_published_together(self) -> None:
         server = make(auto=False)
         port = server.datagrams()
-        port.datagrams_received(memoryview(b"<1>one<2>two<3>x"), 6, ("127.0.0.1", 4000))
-        port.datagrams_received(memoryview(b""), 1, ("127.0.0.1", 4000))
+        port.datagrams_received(memoryview(b"<1>one<2>two<3>x"), 6, OWN)
+        port.datagrams_received(memoryview(b""), 1, OWN)
         port.datagrams_received(memoryview(b"<4>four"), 7, ("127.0.0.1", 4001))
         port.turn_over()
         server.journal.commit()
@@ -236,17 +244,14 @@ class TestDatagrams:
         server = make()
         port = server.datagrams()
         port.datagrams_received(memoryview(b"<1>one<2>two"), 6, SENDER)
-        port.datagrams_received(memoryview(b"<3>own"), 6, ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<3>own")
         assert (server.stored(), server.count("Forbidden")) == ([b"<3>own"], 2)
 
     def test_refused_datagrams_become_dead_letters_alone(self) -> None:
         server = make()
         server.broker.restrict("syslog", 6)
         port = server.datagrams()
-        for datagram in (b"<1>one", b"<2>too large", b"<3>two"):
-            port.datagrams_received(memoryview(datagram), len(datagram), ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<1>one", b"<2>too large", b"<3>two")
         assert (server.stored(), server.stored("dead.syslog")) == ([b"<1>one", b"<3>two"], [b"<2>too large"])
         assert server.count("dead-letters") == 1
 
@@ -254,11 +259,9 @@ class TestDatagrams:
         server = make()
         port = server.datagrams()
         port.pauseProducing()
-        port.datagrams_received(memoryview(b"<1>one"), 6, ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<1>one")
         port.resumeProducing()
-        port.datagrams_received(memoryview(b"<2>two"), 6, ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<2>two")
         assert (server.stored(), server.count("journal-behind")) == ([b"<2>two"], 1)
 
     @pytest.mark.parametrize("seed", range(5))
@@ -269,7 +272,7 @@ class TestDatagrams:
         port, sent = server.datagrams(), 0
         for _ in range(30):
             for _ in range(dice.randint(0, 5)):
-                port.datagrams_received(memoryview(b"<1>" + b"x" * dice.choice((1, 10, 60))), 100, ("127.0.0.1", 4000))
+                port.datagrams_received(memoryview(b"<1>" + b"x" * dice.choice((1, 10, 60))), 100, OWN)
                 sent += 1
             port.turn_over()
             if dice.random() < 0.2:
@@ -282,18 +285,17 @@ class TestDatagrams:
         server = make()
         server.journal.enter(JournalState.READ_ONLY, "full")
         port = server.datagrams()
-        port.datagrams_received(memoryview(b"<1>one<2>two"), 6, ("127.0.0.1", 4000))
+        port.datagrams_received(memoryview(b"<1>one<2>two"), 6, OWN)
         port.turn_over()
         assert (server.stored(), server.count("ReadOnly")) == ([], 2)
 
     def test_port_that_stops_waits_until_its_messages_are_durable(self) -> None:
         server = make(auto=False)
         port = server.datagrams()
-        port.datagrams_received(memoryview(b"<1>one"), 6, ("127.0.0.1", 4000))
+        port.datagrams_received(memoryview(b"<1>one"), 6, OWN)
         ended: list[None] = []
         port.drain().addCallback(ended.append)
-        port.datagrams_received(memoryview(b"<2>two"), 6, ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<2>two")
         assert ended == []
         server.journal.commit()
         assert (ended, server.stored()) == ([None], [b"<1>one"])
@@ -302,7 +304,7 @@ class TestDatagrams:
     def test_port_that_stops_waits_for_a_stuck_journal_only_for_a_while(self) -> None:
         server = make(auto=False)
         port = server.datagrams()
-        port.datagrams_received(memoryview(b"<1>one"), 6, ("127.0.0.1", 4000))
+        port.datagrams_received(memoryview(b"<1>one"), 6, OWN)
         ended: list[None] = []
         port.drain().addCallback(ended.append)
         server.clock.advance(10)
@@ -312,8 +314,7 @@ class TestDatagrams:
         server = make()
         port = server.datagrams()
         port.change(SyslogSettings(stream="other"))
-        port.datagrams_received(memoryview(b"<1>one"), 6, ("127.0.0.1", 4000))
-        port.turn_over()
+        receive(port, b"<1>one")
         assert server.stored("other") == [b"<1>one"]
 
 
