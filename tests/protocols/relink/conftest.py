@@ -239,6 +239,12 @@ class Peer:
                 self.events += received
                 return received
 
+    def publish(self, *payloads: bytes, channel: int = 0) -> list[Any]:
+        """Send messages of one part, and return the events of this side."""
+        for payload in payloads:
+            self.link.send((channel,), (payload,))
+        return self.talk()
+
     def say(self, data: bytes) -> None:
         """Send raw bytes to the server."""
         self.protocol.dataReceived(data)
@@ -246,6 +252,11 @@ class Peer:
     def leave(self) -> None:
         self.session.receive_eof()
         self.protocol.connectionLost(Failure(ConnectionDone()))
+
+    def reconnect(self) -> Peer:
+        """Lose the connection, and return a peer that resumes the link on another one."""
+        self.leave()
+        return self.server.linked(old=self.link)
 
     @property
     def closed(self) -> bool:
@@ -333,6 +344,12 @@ class Server:
         peer.talk()
         return peer
 
+    def used(self, *payloads: bytes, **more: Any) -> Peer:
+        """Return a publisher that has sent *payloads* on a new link."""
+        peer = self.linked(**more)
+        peer.publish(*payloads)
+        return peer
+
     def publish(self, stream: str, *payloads: bytes, **more: Any) -> None:
         self.broker.publish([Run.of(stream, payloads, source="test", **more)])
 
@@ -418,6 +435,11 @@ class Wire:
                 self.cut()
             elif not moved:
                 return
+
+    def reconnect(self) -> None:
+        """Let the client connect again, and exchange bytes until both sides are idle."""
+        self.pump(1)
+        self.pump()
 
     def cut(self) -> None:
         near, far, self.near, self.far = self.near, self.far, None, None

@@ -41,8 +41,7 @@ def test_messages_survive_a_lost_connection(make_client: Any) -> None:
     done = [outcome(client.send(b"%d" % i)) for i in range(3)]
     wire.cut()
     done.append(outcome(client.send(b"3")))
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert done == [["done"]] * 4
     assert wire.server.payloads() == [b"0", b"1", b"2", b"3"]
     assert states == [True, False, True]
@@ -54,8 +53,7 @@ def test_messages_survive_a_server_crash(make_client: Any) -> None:
     wire.pump()
     outcomes.append(outcome(client.send(b"1")))
     wire.crash()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert outcomes == [["done"], ["done"]]
     assert wire.server.payloads() == [b"0", b"1"]
 
@@ -66,11 +64,8 @@ def test_lost_link_fails_outstanding_messages(make_client: Any) -> None:
     settled, open_ = outcome(client.send(b"0")), []
     wire.pump()
     open_ = outcome(client.send(b"1"))
-    wire.cut()
-    for entry in list(wire.server.registry.entries.values()):
-        wire.server.registry.discard(entry)
-    wire.pump(1)
-    wire.pump()
+    wire.lose_link()
+    wire.reconnect()
     assert (settled, open_) == (["done"], [UnknownOutcome])
     assert [(one.seq, one.parts) for one in lost] == [(1, (b"1",))]
     again = outcome(client.send(b"2"))
@@ -117,8 +112,7 @@ def test_client_takes_a_new_link_if_the_server_was_restored_from_an_older_copy(
     wire.pump()
     assert after == [["done"]] * 3
     wire.crash()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert wire.server.payloads() == [b"%d" % number for number in range(kept)] + [b"after 0", b"after 1", b"after 2"]
 
 
@@ -203,8 +197,7 @@ def test_close_completes_when_only_the_listener_saw_the_shutdown(make_client: An
     wire.server.clock.advance(0)
     assert not wire.server.registry.entries
     wire.cut()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert closed == ["done"]
     assert wire.attempts == 2
 
@@ -218,9 +211,7 @@ def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
     wire.server.clock.advance(0)
     wire.far.dataReceived(wire.near.transport.value())  # The listener receives the shutdown, and forgets the link.
     wire.server.clock.advance(0)
-    wire.cut()
-    for entry in list(wire.server.registry.entries.values()):
-        wire.server.registry.discard(entry)
+    wire.lose_link()
     wire.server.clock.advance(1)
     for one, other in ((wire.far, wire.near), (wire.near, wire.far)) * 2:
         said = one.transport.value()
@@ -270,8 +261,7 @@ def test_messages_are_delivered_in_order_across_pause_and_crash(make_client: Any
     assert got[2] == (0, 2, (b"3",))
     wire.crash()
     wire.server.publish("s", b"4")
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert [parts for _, _, parts in got] == [(b"1",), (b"2",), (b"3",), (b"4",)]
 
 
@@ -309,8 +299,7 @@ def test_failing_on_message_ends_the_link(make_client: Any, logged_errors: Any) 
     first = client.link
     wire.server.publish("s", b"1")
     wire.pump()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert first.over
     assert client.link is not first
     assert len(logged_errors.take()) == 1

@@ -39,8 +39,7 @@ def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> 
     wire.near.dataReceived(bytes([0xA0]) + bytes(7))
     assert wire.near.transport.disconnecting
     wire.pump()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert first.over
     assert len(lost) == 1
     assert client.link is not first

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import ensureDeferred
 
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
 from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome
 from fyrehose.protocols.relink.link import LinkLimits
 
-
-def outcome(done: Deferred[Any]) -> list[Any]:
-    found: list[Any] = []
-    done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
-    return found
+from .test_client import outcome
 
 
 def opened(client: Any, channel: int = 0) -> Any:
@@ -187,8 +183,7 @@ def test_transaction_survives_a_lost_connection(make_client: Any) -> None:
     wire.cut()
     transaction.send(b"2")
     done = outcome(transaction.commit())
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert done == ["done"]
     assert wire.server.payloads() == [b"1", b"2"]
 
@@ -202,11 +197,8 @@ def test_transactions_fail_when_the_link_is_lost(make_client: Any) -> None:
     done = outcome(committed.commit())
     open_ = opened(client)
     open_.send(b"2")
-    wire.cut()
-    for entry in list(wire.server.registry.entries.values()):
-        wire.server.registry.discard(entry)
-    wire.pump(1)
-    wire.pump()
+    wire.lose_link()
+    wire.reconnect()
     assert done == [UnknownOutcome]
     assert [(one.parts, one.outcome) for one in lost] == [
         ((b"1",), MessageOutcome.UNKNOWN),

@@ -26,6 +26,13 @@ def bodies(peer: Any) -> list[bytes]:
     return [parts[0] for _, parts in got(peer)]
 
 
+def forget(peer: Any, found: list[Any]) -> None:
+    """Forget each channel that is finished, as the owner of a session does."""
+    for event in found:
+        if isinstance(event, events.Finished):
+            peer.link.forget(event.channel)
+
+
 def test_anchors_map_channel_numbers_to_stream_numbers(make_server: Any) -> None:
     server = make_server()
     server.publish("s", b"1", b"2", b"3")
@@ -172,9 +179,7 @@ def test_subscriber_shutdown_ends_the_link_after_consumption(make_server: Any) -
     peer.talk()
     assert not any(isinstance(e, events.Ended) for e in peer.events), "the peer has not consumed all messages"
     peer.link.consume(0, 1)
-    for event in peer.talk():
-        if isinstance(event, events.Finished):
-            peer.session.link.forget(0)
+    forget(peer, peer.talk())
     assert isinstance(peer.talk()[-1], events.Ended)
     assert peer.closed
     assert not server.registry.entries
@@ -200,8 +205,7 @@ def test_link_in_shutdown_is_forgotten_by_a_restart(make_server: Any) -> None:
     peer = server.linked("subscribe:s@0")
     peer.link.shutdown()
     peer.talk()
-    peer.leave()
-    again = server.linked(old=peer.link)
+    again = peer.reconnect()
     assert again.events[0].resumed, "the link is kept in memory until everything is consumed"
     again.leave()
     server.restart()
@@ -217,9 +221,7 @@ def test_channel_is_not_closed_before_the_server_has_forgotten_the_link(make_ser
     peer.talk()
     server.journal.auto = False
     peer.link.shutdown()
-    for event in peer.talk():
-        if isinstance(event, events.Finished):
-            peer.link.forget(event.channel)
+    forget(peer, peer.talk())
     peer.leave()
     server.journal.pending.clear()
     server.journal.auto = True
@@ -232,9 +234,7 @@ def test_channel_is_not_closed_before_the_server_has_forgotten_the_link(make_ser
         again.events += again.session.receive_data(again.transport.value())
         again.transport.clear()
     assert bodies(again) == []
-    for event in again.events:
-        if isinstance(event, events.Finished):
-            again.link.forget(event.channel)
+    forget(again, again.events)
     assert isinstance(again.talk()[-1], events.Ended)
     assert not server.registry.entries
 
@@ -246,9 +246,7 @@ def test_link_ends_while_the_disk_is_full(make_server: Any) -> None:
     peer.link.consume(0, 0)
     server.journal.enter(JournalState.READ_ONLY, "full")
     peer.link.shutdown()
-    for event in peer.talk():
-        if isinstance(event, events.Finished):
-            peer.link.forget(event.channel)
+    forget(peer, peer.talk())
     assert isinstance(peer.talk()[-1], events.Ended)
 
 

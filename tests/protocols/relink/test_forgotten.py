@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fyrehose.interfaces import JournalState
-from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.frames import (
     RESUME,
     SHUTDOWN,
@@ -194,17 +193,3 @@ def test_commit_that_follows_shutdown_is_answered_after_a_restart(make_server: A
     again.say(SHUTDOWN.serialize() + decision(Op.COMMIT, 0))
     assert acknowledged((Ack.UNCOMMITTED, 0), (Ack.CONSUMED, None)) in written(again)
     assert not again.closed
-
-
-def test_fyrehose_client_sends_forgotten_messages_again(make_server: Any) -> None:
-    server = make_server()
-    peer = server.linked(connector_transactions=True)
-    peer.link.send((0,), (b"1",))
-    peer.talk()
-    peer.leave()
-    server.restart()
-    again = server.linked(old=peer.link)
-    again.link.decide(0, Op.COMMIT)
-    found = again.talk()
-    assert [event.result for event in found if isinstance(event, events.Resulted)] == [Ack.COMMITTED]
-    assert server.payloads() == [b"1"]

@@ -253,6 +253,8 @@ def test_gathered_messages_are_handled_by_channel() -> None:
 def test_multicast_payload_is_charged_once() -> None:
     ours = link(limits={"backlog_size": 1_000_000, "message_size": 1_000_000})
     big = Message(channels=tuple(range(100)), parts=(b"x" * 900_000,), multicast=True)
+    assert ours.receive(Message(channels=(), parts=(b"x" * 900_000,), multicast=True)) == []
+    assert not ours.receiving
     assert len(ours.receive(big)) == 100
     assert not ours.blocked
     ours.receive(big)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fyrehose.errors import RemoteProtocolError
@@ -45,6 +47,12 @@ def test_valid_endpoint_names_are_parsed(name: str, place: EndpointName) -> None
         "publish:a?",
         "subscribe:a?",
         "subscribe:a?seq=1",
+        "subscribe:a?seq&seq",
+        "subscribe:a?name",
+        "subscribe:a?name=a&name=b",
+        "subscribe:a?takeover",
+        "subscribe:a?takeover=1&name=a",
+        "publish:a?name=n",
         "subscribe:a?other",
         "subscribe:?seq",
         "subscribe:a%FF",
@@ -59,7 +67,10 @@ def test_invalid_endpoint_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize("after", [None, 0, 7])
 @pytest.mark.parametrize("seqs", [False, True])
 @pytest.mark.parametrize("epoch", ["", "1f"])
-def test_escaped_stream_names_round_trip(stream: str, after: int | None, seqs: bool, epoch: str) -> None:
+@pytest.mark.parametrize("named", [{}, {"name": "n"}, {"name": "n", "takeover": True}])
+def test_escaped_stream_names_round_trip(
+    stream: str, after: int | None, seqs: bool, epoch: str, named: dict[str, Any]
+) -> None:
     assert parse(Terms(endpoint=publish_name(stream))) == EndpointName(stream=stream, subscribe=False)
-    place = EndpointName(stream=stream, subscribe=True, after=after, seqs=seqs, epoch=epoch)
-    assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs, epoch=epoch))) == place
+    place = EndpointName(stream=stream, subscribe=True, after=after, seqs=seqs, epoch=epoch, **named)
+    assert parse(Terms(endpoint=subscribe_name(stream, after, seqs=seqs, epoch=epoch, **named))) == place

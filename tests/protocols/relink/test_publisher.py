@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.errors import ConfigError
@@ -16,11 +15,7 @@ from fyrehose.protocols.relink.plugin import plugin
 from fyrehose.protocols.relink.publisher import TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader
 
-
-def outcome(done: Deferred[Any]) -> list[Any]:
-    found: list[Any] = []
-    done.addCallbacks(lambda value: found.append("done"), lambda failure: found.append(type(failure.value)))
-    return found
+from .test_client import outcome
 
 
 def test_plugin_configures_the_clients() -> None:
@@ -63,25 +58,11 @@ def test_link_publishes_to_one_stream(make_client: Any) -> None:
 
 def test_publish_waits_for_the_link(make_client: Any) -> None:
     client, wire = make_client()
-    wire.cut()
-    for entry in list(wire.server.registry.entries.values()):
-        wire.server.registry.discard(entry)
+    wire.lose_link()
     client.link.over = True
     done = outcome(client.publish("s", b"x"))
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert (done, wire.server.payloads()) == (["done"], [b"x"])
-
-
-def test_publisher_fires_when_messages_are_durable(make_client: Any) -> None:
-    client, wire = make_client()
-    assert outcome(client.ready()) == ["done"]
-    done = outcome(client.publish("s", b"x"))
-    wire.pump()
-    assert done == ["done"]
-    closed = outcome(client.close())
-    wire.pump()
-    assert closed == ["done"]
 
 
 def test_transactional_publisher_commits_full_and_delayed_transactions(make_client: Any) -> None:
@@ -98,16 +79,13 @@ def test_transactional_publisher_commits_full_and_delayed_transactions(make_clie
 def test_open_transaction_fails_when_the_link_is_lost(make_client: Any) -> None:
     publisher, wire = make_client(kind=TransactionalPublisher, size=3)
     done = [outcome(publisher.publish("s", b"0"))]
-    wire.cut()
-    for entry in list(wire.server.registry.entries.values()):
-        wire.server.registry.discard(entry)
+    wire.lose_link()
     wire.near = None
     wire.server.clock.advance(0.1)
     publisher.link.over = True
     done.append(outcome(publisher.publish("s", b"1")))
     wire.server.clock.advance(0.2)
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     wire.pump(1)
     assert done[0] == [UnknownOutcome]
     closed = outcome(publisher.close())

@@ -42,9 +42,6 @@ class Reading:
         self.records.append((run.first_seq, b"|".join(parts)))
         return answer
 
-    def missed(self, first: int, last: int) -> None:
-        self.gaps.append((first, last))
-
     def reconnect(self) -> None:
         for _ in range(3):
             self.wire.pump(1)

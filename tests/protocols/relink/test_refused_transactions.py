@@ -32,8 +32,7 @@ def test_log_names_the_limit_that_a_transaction_exceeds(
     server = make_server(**options)
     peer = server.linked(connector_transactions=True)
     for payload in payloads:
-        peer.link.send((0,), (payload,))
-        peer.talk()
+        peer.publish(payload)
     peer.link.decide(0, Op.COMMIT)
     peer.talk()
     assert server.payloads() == []

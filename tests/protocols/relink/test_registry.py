@@ -22,14 +22,6 @@ from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, pack
 STREAM = ".relink/x"
 
 
-def used(server: Any, *payloads: bytes) -> Any:
-    peer = server.linked()
-    for payload in payloads:
-        peer.link.send((0,), (payload,))
-    peer.talk()
-    return peer
-
-
 def test_epoch_is_kept_with_the_links(make_server: Any) -> None:
     server = make_server()
     epoch = server.registry.epoch
@@ -41,42 +33,29 @@ def test_epoch_is_kept_with_the_links(make_server: Any) -> None:
 
 def test_lost_links_advance_the_epoch_even_if_the_clock_goes_back(make_server: Any, logged_errors: Any) -> None:
     server = make_server()
-    peer = used(server, b"x")
+    peer = server.used(b"x")
     epoch = server.registry.epoch
     server.broker.publish((), [module.Run.of(STREAM, [pack(RecordKind.ENTRY, epoch, 1, b"damaged")], source=SOURCE)])
     server.now = 7
     server.restart()
     assert server.registry.epoch == epoch + 1
-    peer.leave()
-    again = server.linked(old=peer.link)
+    again = peer.reconnect()
     assert not again.events[0].resumed
     assert again.events[0].lost is peer.link
     assert logged_errors.take() == []
 
 
-def test_invalid_snapshot_loses_the_links(make_server: Any) -> None:
-    server = make_server()
-    used(server, b"x")
-    (entry,) = server.registry.entries.values()
-    body = entry.name + b"\xff"
-    server.broker.publish(
-        (), [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
-    )
-    server.restart()
-    assert not server.registry.entries
-
-
 def test_when_one_link_is_damaged_all_are_lost_and_take_no_room(make_server: Any) -> None:
     """Lost links count neither toward the limit of links nor toward the memory of links."""
     server = make_server(max_links=2, link_memory=2 * CHANNEL_MEMORY)
-    for peer in [used(server, b"x") for _ in range(2)]:
+    for peer in [server.used(b"x") for _ in range(2)]:
         peer.leave()
     body = list(server.registry.entries)[1] + b"\xff"
     server.broker.publish(
         (), [module.Run.of(STREAM, [pack(RecordKind.DELTA, server.registry.epoch, 1, body)], source=SOURCE)]
     )
     server.restart()
-    peers = [used(server, b"y") for _ in range(2)]
+    peers = [server.used(b"y") for _ in range(2)]
     refused = server.linked()
     assert refused.closed
     assert [peer.closed for peer in peers] == [False, False]
@@ -87,7 +66,7 @@ def test_a_stream_of_links_that_cannot_be_read_loses_the_links(
     make_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server()
-    peer = used(server, b"x")
+    peer = server.used(b"x")
     peer.leave()
 
     def damaged(*_: Any) -> Any:
@@ -106,7 +85,7 @@ def test_a_stream_of_links_that_cannot_be_read_loses_the_links(
 @pytest.mark.parametrize("restarted", [False, True])
 def test_used_link_is_kept_for_the_option_retention(make_server: Any, restarted: bool) -> None:
     server = make_server(retention="40")
-    used(server, b"x").leave()
+    server.used(b"x").leave()
     if restarted:
         server.restart()
     server.clock.pump([1.0] * 39)
@@ -120,7 +99,7 @@ def test_used_link_is_kept_for_the_option_retention(make_server: Any, restarted:
 
 def test_a_clock_of_the_reactor_that_is_ten_years_off_discards_no_link(make_server: Any) -> None:
     server = make_server(retention="40")
-    used(server, b"x").leave()
+    server.used(b"x").leave()
     server.off = 10 * 365 * 86_400.0
     server.clock.advance(server.off)
     server.clock.pump([1.0] * 39)
@@ -131,7 +110,7 @@ def test_a_clock_of_the_reactor_that_is_ten_years_off_discards_no_link(make_serv
 
 def test_the_end_of_a_link_is_written_once(make_server: Any) -> None:
     server = make_server()
-    used(server, b"x").leave()
+    server.used(b"x").leave()
     (entry,) = server.registry.entries.values()
     before = server.journal.ends()[STREAM]
     told: list[None] = []
@@ -143,9 +122,8 @@ def test_the_end_of_a_link_is_written_once(make_server: Any) -> None:
 
 def test_a_link_with_a_connection_does_not_expire(make_server: Any) -> None:
     server = make_server(retention="40")
-    peer = used(server, b"x")
-    peer.leave()
-    again = server.linked(old=peer.link)
+    peer = server.used(b"x")
+    again = peer.reconnect()
     for _ in range(10):
         server.clock.pump([1.0] * 10)
         again.talk()
@@ -155,13 +133,6 @@ def test_a_link_with_a_connection_does_not_expire(make_server: Any) -> None:
     assert server.linked(old=peer.link).events[0].resumed, "its time begins when the connection ends"
 
 
-def undecided(server: Any, host: str, size: int) -> Any:
-    peer = server.linked(host=host, connector_transactions=True)
-    peer.link.send((0,), (bytes(size),))
-    peer.talk()
-    return peer
-
-
 def test_too_many_undecided_messages_fail_the_oldest_transaction_of_the_network_with_the_most(
     make_server: Any,
 ) -> None:
@@ -169,7 +140,7 @@ def test_too_many_undecided_messages_fail_the_oldest_transaction_of_the_network_
     server = make_server(link_memory=1_000_000)
     sizes = [("10.0.0.1", size) for size in (5_000, 105_000, 110_000)]
     sizes += [(f"10.0.1.{host}", 199_000) for host in range(4)]
-    peers = [undecided(server, *one) for one in sizes]
+    peers = [server.used(bytes(size), host=host, connector_transactions=True) for host, size in sizes]
     for peer in peers:
         peer.link.decide(0, Op.COMMIT)
         peer.talk()
@@ -259,9 +230,8 @@ def test_memory_of_links_is_what_the_links_of_each_network_have(make_server: Any
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
 def test_resumed_link_is_not_displaced_by_new_links(make_server: Any, payloads: tuple[bytes, ...]) -> None:
     server = make_server(max_links=2)
-    peer = used(server, *payloads)
-    peer.leave()
-    again = server.linked(old=peer.link)
+    peer = server.used(*payloads)
+    again = peer.reconnect()
     other = server.linked()
     assert server.linked().closed
     assert (again.closed, other.closed) == (False, False)
@@ -271,7 +241,7 @@ def test_resumed_link_is_not_displaced_by_new_links(make_server: Any, payloads: 
 @pytest.mark.parametrize("payloads", [(), (b"x",)])
 def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tuple[bytes, ...]) -> None:
     server = make_server(max_links=1, retention="5")
-    used(server, *payloads).leave()
+    server.used(*payloads).leave()
     server.clock.pump([1.0] * 6)
     assert not server.linked().closed
     assert server.linked().closed
@@ -279,10 +249,9 @@ def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tup
 
 def test_no_checkpoint_is_written_before_one_is_due(make_server: Any) -> None:
     server = make_server(retention="1000")
-    peer = used(server, *(b"%d" % number for number in range(10)))
+    peer = server.used(*(b"%d" % number for number in range(10)))
     for _ in range(10):
-        peer.link.send((0,), (b"x",))
-        peer.talk()
+        peer.publish(b"x")
     peer.leave()
     last = server.journal.bounds(STREAM)[1]
     server.clock.pump([1.0] * 30)
@@ -312,7 +281,7 @@ def test_closed_registry_stops_its_periodic_checks(make_server: Any) -> None:
 
 def test_a_listener_that_was_stopped_reads_its_links_when_it_is_started_again(make_server: Any) -> None:
     server = make_server()
-    peer = used(server, b"x")
+    peer = server.used(b"x")
     peer.leave()
     server.factory.stopFactory()
     server.registry.entries.clear()
@@ -323,7 +292,7 @@ def test_a_listener_that_was_stopped_reads_its_links_when_it_is_started_again(ma
 
 def test_only_a_link_that_could_be_of_this_server_is_counted_as_unknown(make_server: Any) -> None:
     server = make_server()
-    peer = used(server, b"x")
+    peer = server.used(b"x")
     peer.leave()
     peer.link.epoch += 1
     assert not server.linked(old=peer.link).events[0].resumed
@@ -339,7 +308,7 @@ def test_a_bug_in_publishing_is_not_taken_for_a_refusal(
     make_server: Any, logged_errors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = make_server()
-    used(server, b"x").leave()
+    server.used(b"x").leave()
     (entry,) = server.registry.entries.values()
     monkeypatch.setattr(type(server.broker), "publish", lambda *_: fail(ValueError("a bug")))
     server.registry.discard(entry)
@@ -360,7 +329,7 @@ def test_opening_fails_if_the_links_cannot_be_written(make_server: Any) -> None:
 def links_of_another_server(server: Any, count: int) -> Any:
     """Return a registry, not opened, whose stream has *count* links."""
     for _ in range(count):
-        used(server, b"x").leave()
+        server.used(b"x").leave()
     server.registry.close()
     return module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
 
@@ -399,7 +368,7 @@ def test_a_listener_that_is_closed_while_it_reads_its_links_reads_no_more(make_s
 
 def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> None:
     server = make_server()
-    used(server, b"x").leave()
+    server.used(b"x").leave()
     server.registry.close()
     server.journal.enter(JournalState.READ_ONLY, "full")
     registry = module.Registry(server.broker, server.clock, server.settings, STREAM, server.bits)
@@ -415,10 +384,9 @@ def test_links_are_counted_once_when_opening_is_repeated(make_server: Any) -> No
 def test_checkpoints_bound_the_stream(make_server: Any) -> None:
     server = make_server()
     server.registry.log.checkpoint_bytes = 200
-    peer = used(server)
+    peer = server.used()
     for number in range(40):
-        peer.link.send((0,), (b"%d" % number,))
-        peer.talk()
+        peer.publish(b"%d" % number)
         server.clock.advance(1)
     last = server.journal.bounds(STREAM)[1]
     assert server.registry.log.checkpoint > last - 20
@@ -431,7 +399,7 @@ def test_checkpoints_bound_the_stream(make_server: Any) -> None:
 
 def test_checkpoint_deleted_by_retention_is_rewritten(make_server: Any) -> None:
     server = make_server()
-    peer = used(server, b"x")
+    peer = server.used(b"x")
     server.journal.forget(STREAM, 2)
     assert server.registry.log.checkpoint == 1
     server.clock.advance(1)
@@ -443,7 +411,7 @@ def test_checkpoint_deleted_by_retention_is_rewritten(make_server: Any) -> None:
 def test_refused_checkpoint_is_retried(make_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECKPOINT", 10)
     server = make_server()
-    used(server, b"x", b"y", b"z")
+    server.used(b"x", b"y", b"z")
     server.restart()
     server.registry.log._bytes_since = 1_000_000
     server.journal.enter(JournalState.READ_ONLY, "full")
@@ -459,8 +427,7 @@ def test_refused_write_is_rewound_before_the_next_checkpoint(make_server: Any) -
     peer = server.linked_durably()
     (entry,) = server.registry.entries.values()
     server.journal.enter(JournalState.READ_ONLY, "full")
-    peer.link.send((0,), (b"x",))
-    peer.talk()
+    peer.publish(b"x")
     assert entry.link.receiving[0].done == -1
     assert entry.writes == 0
 

@@ -60,8 +60,7 @@ def test_consumed_is_sent_only_when_durable(make_server: Any) -> None:
     assert peer.session.link is None, "the reply is sent when the link is durable"
     server.journal.commit()
     assert kinds(peer.talk()) == ["Linked"]
-    send(peer, b"one", b"two")
-    assert peer.talk() == []
+    assert peer.publish(b"one", b"two") == []
     server.journal.commit()
     assert peer.talk() == [events.Consumed(channel=0, first=0, last=1)]
     assert server.payloads() == [b"one", b"two"]
@@ -124,14 +123,12 @@ def test_durable_writes_are_acknowledged_at_once_in_one_write(make_server: Any) 
     """The server sends the acknowledgements of one commit in the same turn of the reactor, in one write."""
     server = make_server(auto=False)
     peer = server.linked_durably()
-    send(peer, b"one")
-    peer.talk()
+    peer.publish(b"one")
     server.journal.commit()
     assert peer.protocol.transport.value() == Acknowledgement(kind=Ack.CONSUMED, channels=(0,)).serialize(1)
     peer.talk()
     for payload in (b"two", b"three"):
-        send(peer, payload)
-        peer.talk()
+        peer.publish(payload)
     assert peer.link.sending[0].base == 1
     said: list[bytes] = []
     peer.protocol.transport.writeSequence = lambda pieces: said.append(b"".join(pieces))
@@ -157,46 +154,6 @@ def test_refused_commit_does_not_affect_other_commits(make_server: Any) -> None:
     assert server.payloads() == [b"1", b"2", b"3", b"4"]
     assert server.count("PayloadTooLarge") == 2
     assert peer.link.sending[0].base == 4
-
-
-def test_messages_before_a_protocol_violation_are_written(make_server: Any) -> None:
-    server = make_server()
-    plain, transactional = server.linked(), server.linked(connector_transactions=True)
-    wrong = bytes([0xA0]) + bytes(7)
-    plain.say(Message(channels=(0,), parts=(b"1",)).serialize(1) + wrong)
-    commit = Operation(kind=Op.COMMIT, channels=(0,)).serialize(1)
-    transactional.say(Message(channels=(0,), parts=(b"2",)).serialize(1) + commit + wrong)
-    assert plain.closed
-    assert transactional.closed
-    assert server.payloads() == [b"1", b"2"]
-    assert not server.registry.entries
-
-
-def test_permanently_refused_commit_is_uncommitted(make_server: Any) -> None:
-    server = make_server()
-    server.broker.restrict("s", 3)
-    peer = server.linked(connector_transactions=True)
-    send(peer, b"1", b"too large", b"2")
-    peer.link.decide(0, Op.COMMIT, 1)
-    peer.link.decide(0, Op.COMMIT, 2)
-    peer.talk()
-    assert [(e.first, e.last, e.result) for e in peer.events if isinstance(e, events.Resulted)] == [
-        (0, 1, Ack.UNCOMMITTED),
-        (2, 2, Ack.COMMITTED),
-    ]
-    assert server.payloads() == [b"2"]
-    assert server.count("PayloadTooLarge") == 1
-
-
-def test_permanently_refused_message_without_transaction_ends_the_link(make_server: Any) -> None:
-    server = make_server()
-    server.broker.restrict("s", 3)
-    peer = server.linked()
-    send(peer, b"too large")
-    peer.talk()
-    assert peer.closed
-    assert not server.registry.entries
-    assert server.count("PayloadTooLarge") == 1
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -228,9 +185,7 @@ def test_link_ends_if_the_dead_letter_is_refused_too(make_server: Any) -> None:
     server = make_server(refused="dead-letter")
     server.broker.restrict("s", 3)
     server.broker.restrict("dead.relink", 3)
-    peer = server.linked()
-    send(peer, b"1", b"too large")
-    peer.talk()
+    peer = server.used(b"1", b"too large")
     assert peer.closed
     assert not server.registry.entries
     assert server.payloads() == [b"1"]
@@ -258,8 +213,7 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
         send(peer, payload)
         if not together:
             peer.talk()
-    send(peer, b"5", channel=1)
-    peer.talk()
+    peer.publish(b"5", channel=1)
     assert not peer.closed
     assert server.registry.entries
     server.journal.commit()
@@ -278,11 +232,9 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
 def test_messages_before_a_policy_change_are_acknowledged(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.linked_durably()
-    send(peer, b"1")
-    peer.talk()
+    peer.publish(b"1")
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
-    send(peer, b"2")
-    peer.talk()
+    peer.publish(b"2")
     server.journal.commit()
     server.clock.advance(0)
     assert peer.session.receive_data(peer.transport.value()) == [events.Consumed(channel=0, first=0, last=0)]
@@ -326,9 +278,7 @@ def test_received_is_not_sent_for_messages_that_need_no_decision(make_server: An
 
 def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
     server = make_server()
-    peer = server.linked(connector_transactions=True)
-    send(peer, b"1", b"2")
-    peer.talk()
+    peer = server.used(b"1", b"2", connector_transactions=True)
     peer.leave()
     again = server.connect(old=peer.link)
     heard: list[bytes] = []
@@ -346,9 +296,7 @@ def test_undecided_messages_survive_a_reconnection(make_server: Any) -> None:
 def test_messages_lost_by_a_crash_are_sent_again(make_server: Any) -> None:
     """After a restart the server reports fewer messages than it had acknowledged as received."""
     server = make_server()
-    peer = server.linked(connector_transactions=True)
-    send(peer, b"1", b"2")
-    peer.talk()
+    peer = server.used(b"1", b"2", connector_transactions=True)
     assert receipts(peer) == [1]
     peer.leave()
     server.restart()
@@ -362,8 +310,7 @@ def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> N
     server = make_server(auto=False)
     peer = server.linked_durably()
     server.journal.enter(JournalState.READ_ONLY, "full")
-    send(peer, b"one")
-    peer.talk()
+    peer.publish(b"one")
     assert not peer.closed, "the peer would reconnect at once"
     server.clock.advance(5)
     assert peer.closed
@@ -379,8 +326,7 @@ def test_full_disk_ends_the_connection_but_keeps_the_link(make_server: Any) -> N
 def test_what_waits_for_room_is_consumed_once_on_the_link_that_is_resumed(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.linked_durably()
-    send(peer, b"one")
-    peer.talk()
+    peer.publish(b"one")
     server.journal.enter(JournalState.READ_ONLY, "full")
     server.broker.stuck("full")
     assert peer.closed
@@ -396,8 +342,7 @@ def test_reopened_channel_has_another_producer(make_server: Any) -> None:
     server = make_server()
     peer = server.linked()
     for round_ in (b"a", b"b"):
-        send(peer, round_)
-        peer.talk()
+        peer.publish(round_)
         peer.link.close(0)
         assert events.ChannelClosed(channel=0) in peer.talk()
     one, two = server.records()
@@ -501,9 +446,7 @@ def test_channel_that_is_closed_twice_in_one_read_is_closed(make_server: Any) ->
 
 def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:
     server = make_server()
-    peer = server.linked()
-    send(peer, b"a")
-    peer.talk()
+    peer = server.used(b"a")
     peer.link.close(0)
     for _ in range(2):  # Close and ping; pong and closed, which is lost.
         peer.protocol.dataReceived(b"".join(peer.session.data_to_send()))
@@ -516,16 +459,13 @@ def test_closed_channel_stays_closed_after_a_restart(make_server: Any) -> None:
     server.restart()
     again = server.linked(old=peer.link)
     assert events.ChannelClosed(channel=0) in again.events
-    send(again, b"b")
-    assert again.talk() == [events.Consumed(channel=0, first=0, last=0)]
+    assert again.publish(b"b") == [events.Consumed(channel=0, first=0, last=0)]
     assert server.payloads() == [b"a", b"b"]
 
 
 def test_shutdown_of_both_ends_the_link(make_server: Any) -> None:
     server = make_server()
-    peer = server.linked()
-    send(peer, b"a")
-    peer.talk()
+    peer = server.used(b"a")
     peer.link.close(0)
     peer.link.shutdown()
     assert kinds(peer.talk())[-1] == "Ended"
@@ -574,14 +514,14 @@ def test_each_handshake_gets_its_specified_reply(make_server: Any, case: str, re
 
 @pytest.mark.parametrize(
     "name",
-    ["", "publish", "publish:", "subscribe:", "other:s", "subscribe:s@" + "9" * 16],
+    [b"", b"publish", b"publish:", b"subscribe:", b"other:s", b"subscribe:s@" + b"9" * 16, b"publish:\xff"],
 )
-def test_connection_for_an_unknown_endpoint_is_closed_without_a_reply(make_server: Any, name: str) -> None:
-    server = make_server()
-    peer = server.connect(name)
-    assert peer.talk() == []
+def test_connection_for_an_unknown_endpoint_is_closed_without_a_reply(make_server: Any, name: bytes) -> None:
+    peer = make_server().connect()
+    head = bytes([len(name)]) + name + bytes(3)
+    peer.say(pack_version(0) + head + bytes(-len(head) % 8) + bytes(16))
     assert peer.closed
-    assert peer.session.link is None
+    assert peer.transport.value() == bytes(8), "only the version was sent"
 
 
 @pytest.mark.parametrize(
@@ -600,12 +540,12 @@ def test_unsupported_transactions_are_refused(make_server: Any, name: str, terms
     assert server.count("transactions-unsupported") == 1
 
 
-@pytest.mark.parametrize("version", [0, 1, 127, 255])
-def test_reply_to_every_version_is_version_0(make_server: Any, version: int) -> None:
-    peer = make_server().connect()
-    peer.session.data_to_send()
-    peer.say(pack_version(version))
-    assert peer.transport.value() == bytes(8)
+def test_reply_to_every_version_is_version_0(make_server: Any) -> None:
+    server = make_server(max_per_host="256")
+    for version in range(256):
+        peer = server.connect()
+        peer.say(pack_version(version))
+        assert peer.transport.value() == bytes(8)
 
 
 # Threats.
@@ -624,8 +564,7 @@ def test_slow_handshake_times_out(make_server: Any) -> None:
 def test_detached_links_expire(make_server: Any) -> None:
     server = make_server()
     unused, used = server.linked(), server.linked()
-    send(used, b"x")
-    used.talk()
+    used.publish(b"x")
     unused.leave()
     used.leave()
     server.clock.advance(10)
@@ -640,10 +579,7 @@ def test_detached_links_expire(make_server: Any) -> None:
 def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
     """Many clients behind one NAT lose their connections together, or in an orderly stop and restart."""
     server = make_server(max_per_host="2000")
-    peers = [server.linked() for _ in range(1_000)]
-    for peer in peers:
-        send(peer, b"x")
-        peer.talk()
+    peers = [server.used(b"x") for _ in range(1_000)]
     for stopped in (False, True):
         for peer in peers:
             peer.leave()
@@ -660,17 +596,14 @@ def test_full_listener_displaces_links_of_the_address_with_the_most(
 ) -> None:
     """The address with fewer links keeps all of them when the limit of links is reached and exceeded."""
     server = make_server(max_links=10)
-    honest = [server.linked(host="10.0.0.1") for _ in range(4)]
-    for peer in honest:
-        send(peer, b"x")
-        peer.talk()
+
+    def left(host: str) -> Any:
+        peer = server.used(b"x", host=host)
         peer.leave()
-    greedy = []
-    for _ in range(links - 4):
-        greedy.append(server.linked(host="10.0.0.2"))
-        send(greedy[-1], b"x")
-        greedy[-1].talk()
-        greedy[-1].leave()
+        return peer
+
+    honest = [left("10.0.0.1") for _ in range(4)]
+    greedy = [left("10.0.0.2") for _ in range(links - 4)]
     assert server.count("links-displaced") == displaced
     assert len(server.registry.entries) == links - displaced
     assert all(server.linked(old=peer.link, host="10.0.0.1").events[0].resumed for peer in honest)
@@ -682,8 +615,7 @@ def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
     server = make_server(max_links=4)
     used = [server.linked() for _ in range(3)]
     for peer in used:
-        send(peer, b"x")
-        peer.talk()
+        peer.publish(b"x")
         peer.leave()
     server.linked(host="10.0.0.2").leave()
     server.linked(host="10.0.0.2").leave()
@@ -740,8 +672,7 @@ def test_resume_with_other_handshake_parameters_is_counted_and_does_not_change_t
         assert thief.link.id != victim.link.id
     assert server.count("resumes-mismatched") == 20
     assert [line for line in log_lines if "resumes-mismatched from 10.0.0.9: link" in line]
-    send(victim, b"x")
-    assert kinds(victim.talk()) == ["Consumed"]
+    assert kinds(victim.publish(b"x")) == ["Consumed"]
 
 
 @pytest.mark.parametrize(
@@ -767,15 +698,12 @@ def test_protocol_violation_ends_link_and_connection(make_server: Any, packet: A
     assert server.count(cause) == 1
     assert peer.closed
     assert len(server.registry.entries) == 1
-    send(bystander, b"y")
-    assert kinds(bystander.talk()) == ["Consumed"]
+    assert kinds(bystander.publish(b"y")) == ["Consumed"]
 
 
 def test_too_large_transaction_can_be_rolled_back(make_server: Any) -> None:
     server = make_server(backlog=3)
-    peer = server.linked(connector_transactions=True)
-    send(peer, *[b"x"] * 7)
-    peer.talk()
+    peer = server.used(*[b"x"] * 7, connector_transactions=True)
     peer.link.decide(0, Op.ROLLBACK)
     assert peer.talk() == [events.Consumed(channel=0, first=0, last=6)]
     assert server.count("transactions-too-large") == 0
@@ -794,16 +722,13 @@ def test_reading_stops_while_the_peer_does_not_read(make_server: Any) -> None:
 
 def test_silent_peer_is_pinged_then_dropped(make_server: Any) -> None:
     server = make_server()
-    peer = server.linked()
-    send(peer, b"x")
-    peer.talk()
+    peer = server.used(b"x")
     server.clock.pump([1.0] * 15)
     assert peer.transport.value() == PING.serialize()
     server.clock.pump([1.0] * 30)
     assert peer.transport.aborted
     assert server.count("silent-peer") == 1
-    peer.leave()
-    assert server.linked(old=peer.link).events[0].resumed, "the link is kept"
+    assert peer.reconnect().events[0].resumed, "the link is kept"
 
 
 def test_bytes_before_the_reply_are_kept(make_server: Any) -> None:
@@ -850,9 +775,7 @@ def test_nothing_is_sent_after_a_protocol_violation(make_server: Any) -> None:
 
 def test_links_survive_an_orderly_stop(make_server: Any) -> None:
     server = make_server()
-    peer = server.linked()
-    send(peer, b"x")
-    peer.talk()
+    peer = server.used(b"x")
     server.factory.drain()
     assert peer.closed
     peer.leave()
@@ -863,8 +786,7 @@ def test_links_survive_an_orderly_stop(make_server: Any) -> None:
 def test_newest_connection_gets_the_link(make_server: Any) -> None:
     server = make_server(auto=False)
     peer = server.linked_durably()
-    send(peer, b"x")
-    peer.talk()
+    peer.publish(b"x")
     peer.session.receive_eof()
     second, third = server.connect(old=peer.link), None
     second.protocol.dataReceived(b"".join(second.session.data_to_send()) + peer_hello(peer))
@@ -898,8 +820,7 @@ def test_channel_is_forgotten_after_its_connection_is_lost(make_server: Any) -> 
     """The closure of a channel becomes durable without a connection, and is acknowledged on the next one."""
     server = make_server(auto=False)
     peer = server.linked_durably()
-    send(peer, b"x")
-    peer.talk()
+    peer.publish(b"x")
     server.journal.commit()
     peer.talk()
     peer.link.close(0)
@@ -923,8 +844,7 @@ def test_unexpected_error_loses_no_message(
         broken.setattr(Sequencer, "number", Mock(side_effect=ZeroDivisionError))
         peer.talk()
     assert peer.transport.aborted
-    peer.leave()
-    again = server.linked(old=peer.link)
+    again = peer.reconnect()
     assert again.events[0].resumed
     assert server.payloads() == [b"x"]
     assert len(logged_errors.take()) == 1
@@ -933,13 +853,9 @@ def test_unexpected_error_loses_no_message(
 def test_new_streams_are_charged_to_the_peer(make_server: Any) -> None:
     server = make_server(limits=PeerLimits(streams=2))
     for name in ("publish:a", "publish:b"):
-        peer = server.linked(name)
-        send(peer, b"x")
-        peer.talk()
+        peer = server.used(b"x", name=name)
         assert server.payloads(name.removeprefix("publish:")) == [b"x"]
-    peer = server.linked("publish:c")
-    send(peer, b"x")
-    peer.talk()
+    peer = server.used(b"x", name="publish:c")
     assert peer.closed
     assert server.count("TooManyStreamsFromPeer") == 1
     peer.leave()
@@ -949,26 +865,19 @@ def test_new_streams_are_charged_to_the_peer(make_server: Any) -> None:
     again.talk()
     assert not again.events[0].resumed
     assert server.payloads("c") == []
-    elsewhere = server.linked("publish:d", host="127.0.0.9")
-    send(elsewhere, b"x")
-    elsewhere.talk()
+    server.used(b"x", name="publish:d", host="127.0.0.9")
     assert server.payloads("d") == [b"x"]
 
 
 def test_forbidden_new_stream_ends_the_link(make_server: Any) -> None:
     server = make_server(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
-    peer = server.linked("publish:closed")
-    send(peer, b"x")
-    peer.talk()
+    peer = server.used(b"x", name="publish:closed")
     assert peer.closed
     assert server.count("NewStreamForbidden") == 1
     assert server.payloads("closed") == []
-    peer.leave()
-    again = server.linked(old=peer.link)
+    again = peer.reconnect()
     assert not again.events[0].resumed, "a resumed link would send the same messages again, and be refused again"
-    other = server.linked("publish:open")
-    send(other, b"x")
-    other.talk()
+    server.used(b"x", name="publish:open")
     assert server.payloads("open") == [b"x"]
 
 
@@ -998,8 +907,7 @@ def test_publisher_loses_its_link_when_the_policy_changes(make_server: Any) -> N
     server = make_server()
     peer = server.linked("publish:s")
     server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "subscribe": "s"}]}))
-    peer.link.send((0,), (b"x",))
-    peer.talk()
+    peer.publish(b"x")
     assert peer.transport.disconnecting
     assert server.broker.bounds("s") == (1, 0), "the message was not written"
     assert server.count("Forbidden") == 1

@@ -138,8 +138,7 @@ def expect_end(server: Any, peer: Any, cause: str) -> None:
     assert server.count(cause) == 1
     assert peer.closed
     assert not server.registry.entries
-    peer.leave()
-    again = server.linked(old=peer.link)
+    again = peer.reconnect()
     server.journal.commit()
     again.talk()
     assert again.events[0].lost is peer.link, "the peer gets a new link"
@@ -277,8 +276,7 @@ def test_a_client_that_sends_the_lost_messages_again_doubles_none(
             done = client.send(payload)
         done.addBoth(outcomes.append)
     wire.pump()
-    wire.pump(1)
-    wire.pump()
+    wire.reconnect()
     assert outcomes[:3] == [None] * 3
     assert outcomes[3].check(UnknownOutcome)
     assert [(one.parts, one.outcome) for one in lost] == [((b"x" * 100,), MessageOutcome.UNKNOWN)]
