@@ -329,7 +329,7 @@ def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(s
         server.publish(b"x" * TURN, stream=f"retired {n}")
         reads_of(0, f"retired {n}")
         server.broker.retire([f"retired {n}"])
-    server.publish(b"a", stream="t")
+    server.publish(b"x" * TURN, stream="t")
     assert reads_of(0, "t") == [("t", 1)]
     assert reads_of(0, "t") == []
 

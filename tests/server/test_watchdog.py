@@ -126,7 +126,10 @@ def test_long_turn_is_logged_while_it_lasts_and_counted_when_it_has_ended(
     machine.run(10)
     assert machine.stalls[0] == 1
     assert len(log_lines) == 4
-    assert len(logged_errors.take()) == 3
+    machine.run(BEAT + LONGEST_TURN + LOOK, reactor=False)
+    assert len(log_lines) == 5, "a second one is logged as early as the first"
+    machine.turn_ends()
+    assert len(logged_errors.take()) == 4
 
 
 def test_stopped_process_is_not_stalled(machine: Machine, log_lines: list[str]) -> None:

@@ -75,6 +75,20 @@ def test_records_of_every_interval_are_those_that_the_plan_reads(written: Opener
         assert found == expected, f"{len(found)} of {len(expected)} records from {since} to {until}"
 
 
+def test_records_of_every_range_of_numbers_are_those_that_the_plan_reads(written: Opener) -> None:
+    """The index of a segment has some numbers of each stream, where a bound must not leave any out."""
+    journal, dice = written(), Random(6)
+    for number in range(60):
+        stream = "rare" if number % 5 == 0 else "usual"
+        journal.append(Run.of(stream, [bytes(30_000)] * dice.randint(1, 2), source="test"))
+    last = journal.next["rare"] - 1
+    for first in range(1, last + 1):
+        for end in range(first, last + 1):
+            chosen = Selection(streams=frozenset({"rare"}), start=Bounds({"rare": first}), end=Bounds({"rare": end}))
+            found = [seq for _, seq, _ in journal.brief(journal.read(chosen))]
+            assert found == list(range(first, end + 1))
+
+
 def test_admitted_range_is_the_longest_within_random_limits(written: Opener) -> None:
     """All batches are listed here; the limits count from the start, over any number of segments."""
     journal, dice = written(), Random(5)

@@ -105,10 +105,14 @@ def test_acknowledgements_during_a_write_are_written_together() -> None:
     world = World()
     named = world.open()
     world.journal.auto = False
-    for seq in range(1, 10):
-        world.named.acknowledge(named, seq)
+    answered: list[int] = []
+    for seq in (*range(1, 10), 9, 3):  # those of before are answered with what waits
+        world.named.acknowledge(named, seq).addCallback(lambda _, seq=seq: answered.append(seq))
+    assert answered == []
     world.journal.commit()
+    assert answered == [1]
     world.journal.commit()
+    assert sorted(answered) == [1, 2, 3, 3, 4, 5, 6, 7, 8, 9, 9]
     assert world.journal.bounds(STREAM)[1] == 3  # created, 1, 9
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
 import pytest
 
 from fyrehose.errors import ConfigError, Forbidden, InvalidName, NoRoomForKey, PayloadTooLarge, ReadOnly
@@ -9,7 +14,7 @@ from fyrehose.errors import TooManyStreamsFromPeer as TooMany
 from fyrehose.options import build
 from fyrehose.protocols.figg.server import FiggSettings
 from fyrehose.records import MAX_NAME, Run
-from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, SOURCE, keeps, letter
+from fyrehose.subscriptions.letters import CLOSE, KEEP, KEEP_FORBIDDEN, MOST, SOURCE, joined, keeps, letter
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,32 @@ def test_a_dead_letter_has_valid_names_and_a_bounded_payload() -> None:
     assert kept.topic.startswith(f"InvalidName {MOST + 1} ?")
     assert len(kept.topic.encode()) <= MAX_NAME
     assert kept.content_type == "c" * MAX_NAME
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_joined_dead_letters_are_the_same_in_fewer_runs(seed: int) -> None:
+    dice, labels = Random(seed), ("producer", "topic", "content_type")
+    runs = [
+        Run.of(
+            "dead",
+            [b"%d" % number] * dice.randint(1, 3),
+            source=SOURCE,
+            producer_seq=10 * number,
+            **{label: dice.choice(("a", "a", None)) for label in labels},
+        )
+        for number in range(30)
+    ]
+
+    def letters(runs: Sequence[Run]) -> list[Any]:
+        return [
+            (payload, seq, *(getattr(run, label) for label in labels))
+            for run in runs
+            for payload, seq in zip(map(bytes, run.payloads()), run.producer_seqs() or (), strict=True)
+        ]
+
+    found = joined(runs)
+    assert letters(found) == letters(runs)
+    assert all(letters([one])[-1][2:] != letters([other])[0][2:] for one, other in pairwise(found)), "no run more"
 
 
 def test_error_of_an_unknown_choice_says_what_is_expected() -> None:

@@ -121,13 +121,14 @@ def test_columns_are_those_of_the_spark_source(data: Path, tmp_path: Path) -> No
         (["--stream", "log.db", "--stream", "ev*"], [one for one in ALL if one[0] != "log.web"]),
         (["--stream", "none"], []),
         (["--stream", "log.db", "--from", "5", "--to", "7"], [("log.db", n) for n in (5, 6, 7)]),
+        (["--stream", "log.web", "--to", "2"], [("log.web", 1), ("log.web", 2)]),
         (["--stream", "log.*", "--from", "19"], [(s, n) for s, n in ALL if n >= 19 and s.startswith("log")]),
         (
             ["--stream", "log.*", "--from", "2023-11-14T22:13:25", "--to", "2023-11-14T22:13:27"],
             sorted([("log.db", 6), ("log.db", 7), *(("log.web", n) for n in range(16, 22))]),
         ),
     ],
-    ids=["pattern", "patterns", "none", "numbers", "number", "times"],
+    ids=["pattern", "patterns", "none", "numbers", "end", "number", "times"],
 )
 def test_only_selected_records_are_exported(
     data: Path, tmp_path: Path, name: str, words: list[str], expected: list[tuple[str, int]]
