@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -186,6 +188,32 @@ class TestSnapshots:
         of.close(in_order=True)
         assert scan.snapshots(tmp_path) == []
         assert len(recover(tmp_path, FaultyFiles()).streams.ends) == 4
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_last_segment_and_its_snapshot_have_the_ends_of_all_streams(self, tmp_path: Path, seed: int) -> None:
+        """Segments before the last are deleted, as retention does, so that a start cannot replay them."""
+        dice, of = Random(seed), writer(tmp_path, FaultyFiles(), segment_size=4096, limits=self.few)
+        ends: dict[str, int] = {}
+        retired: dict[str, int] = {}
+        writing: Iterator[None] | None = None
+        for _ in range(dice.randint(20, 60)):
+            stream = f"s{dice.randrange(8)}"
+            if dice.random() < 0.1 and stream in ends:
+                of.retire([stream])
+                retired[stream] = ends.pop(stream)
+            else:
+                ends[stream] = retired.pop(stream, ends.get(stream, 0)) + 1
+                of.commit(numbered(ends[stream], b"x" * 300, stream=stream), 1, 1)
+            if writing is None and dice.random() < 0.05:
+                writing = of.snapshot()
+            if writing is not None and dice.random() < 0.3 and next(writing, of) is of:
+                writing = None
+        of.keep_from(of.base)
+        of.close(in_order=True)
+        for segment in scan.segments(tmp_path)[:-1]:
+            segment.path.unlink()
+        found = recover(tmp_path, FaultyFiles()).streams
+        assert (found.ends, found.retired) == (ends, retired)
 
 
 def test_a_new_journal_has_the_specified_positions(tmp_path: Path) -> None:
