@@ -1,9 +1,13 @@
-"""Fixtures that start real servers: twistd in a process of its own, on free ports, in a directory of its own."""
+"""Fixtures that start real servers: twistd in a process of its own, on free ports, in a directory of its own.
+
+The functions before them are for the programs that tests run beside a server.
+"""
 
 from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
@@ -13,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,9 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 TWISTD = Path(sys.executable).with_name("twistd")
+FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+#: Where programs of the system are, which the path of a user may lack.
+SBIN = "/usr/sbin:/usr/local/sbin"
 #: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 60.0
 
@@ -41,6 +49,56 @@ FLAGS = (
     "--disable-extensions",
     "--host-resolver-rules=MAP *.test 127.0.0.1",
 )
+
+
+def until(condition: Callable[[], Any], what: Callable[[], object] | str = "") -> Any:
+    """Wait until *condition* returns something true, and return it; *what* describes a failure."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.05)
+    return found
+
+
+def program(name: str) -> str:
+    """Return the path of a program of others, or skip the test."""
+    found = shutil.which(name) or shutil.which(name, path=SBIN)
+    if found is None:
+        pytest.skip(f"a program of others is not installed: {name}")
+    return found
+
+
+def listening(*names: str) -> list[str]:
+    """Return the options of a server with a listener of each of these protocols, on free ports."""
+    return [word for name in names for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
+
+
+def stored(directory: Path, stream: str) -> list[dict[str, Any]]:
+    """Return the records of a stream of the journal in *directory*."""
+    words = ["journal", "dump", str(directory), "--stream", stream, "--format", "json"]
+    dumped = subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=PATIENCE).stdout
+    return [json.loads(line) for line in dumped.splitlines()]
+
+
+def resident(pid: int, most: bool = False) -> int:
+    """Return the present memory of a process, or with *most* the largest that it ever had, in bytes."""
+    found = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@contextmanager
+def haproxy(config: str, folder: Path) -> Iterator[None]:
+    """Run HAProxy with this configuration."""
+    (folder / "haproxy.cfg").write_text(config)
+    with (folder / "haproxy.log").open("wb") as log:
+        words = [program("haproxy"), "-db", "-f", str(folder / "haproxy.cfg")]
+        process = subprocess.Popen(words, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
 
 @attrs.define(eq=False)
@@ -144,6 +202,25 @@ def start(tmp_path: Path, lines_path: list[Path]) -> Iterator[Start]:
         if server.process.poll() is None:
             server.process.kill()
         server.process.wait()
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Return a function that starts programs, which end with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def starter(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([str(word) for word in words], stderr=subprocess.DEVNULL, **more))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

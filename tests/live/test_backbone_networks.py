@@ -6,7 +6,6 @@ The networks are namespaces of the kernel, without a name, which end with the te
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,11 @@ from fyrehose.protocols.backbone.session import BackboneOptions
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.testing import MemoryJournal, until
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import FYREHOSE, PATIENCE, Start
 from tests.live.networks import Network
 
 pytestmark = pytest.mark.live
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 POLICY = """
 [[allow]]
 network = "10.0.0.0/8"
@@ -75,11 +73,11 @@ class Networks:
     def publish(self, network: Network, message: str) -> None:
         """Publish *message* from *network*; fail if it is not confirmed."""
         words = ("publish", "--protocol", "backbone", "--to", "10.9.0.1:2323", message)
-        subprocess.run([*network.inside, str(FYREHOSE), *words], check=True, timeout=PATIENCE)
+        subprocess.run([*network.inside, FYREHOSE, *words], check=True, timeout=PATIENCE)
 
     def tail(self, *words: str) -> subprocess.Popen[str]:
         """Start ``fyrehose tail`` in the network of the clients."""
-        command = [*self.clients.inside, str(FYREHOSE), "tail", "--protocol", "backbone", "--from", "10.9.0.1:2323"]
+        command = [*self.clients.inside, FYREHOSE, "tail", "--protocol", "backbone", "--from", "10.9.0.1:2323"]
         program = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True)
         self.programs.append(program)
         return program

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from fyrehose.bench.trial import NAMES, ROUNDS
-
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
+from tests.live.conftest import FYREHOSE
 
 pytestmark = pytest.mark.live
 
 
 def test_every_protocol_is_measured_and_no_file_stays(tmp_path: Path) -> None:
-    words = [str(FYREHOSE), "bench", "--data-dir", str(tmp_path), "--seconds", "1", "--json"]
+    words = [FYREHOSE, "bench", "--data-dir", str(tmp_path), "--seconds", "1", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 from benchmarks.local_cluster import Cluster, ClusterServer
 from benchmarks.nats_servers import program
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import FYREHOSE
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
 pytestmark = [
@@ -102,7 +102,7 @@ def name_journal(server: ClusterServer) -> None:
 def serve_journal(server: ClusterServer) -> None:
     """Serve the journal of a running server to the others."""
     place = server.replication.split('"')[1].removeprefix("http://")
-    words = [*FYREHOSE, "journal", "serve", str(server.directory / "data"), "--listen", place]
+    words = [FYREHOSE, "journal", "serve", str(server.directory / "data"), "--listen", place]
     SERVING.append(subprocess.Popen(words, stdout=subprocess.DEVNULL))
 
 
@@ -119,9 +119,6 @@ def start(cluster: Cluster, server: ClusterServer) -> None:
 
 def leave_out(cluster: Cluster, server: ClusterServer) -> None:
     cluster.servers = {name: each for name, each in cluster.servers.items() if each is not server}
-
-
-FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 
 
 def config(server: ClusterServer) -> str:

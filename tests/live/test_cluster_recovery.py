@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.local_cluster import Cluster, ClusterServer
 from benchmarks.nats_servers import program
 from fyrehose.offline.verify import verify
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import FYREHOSE
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
 pytestmark = [
@@ -57,7 +57,7 @@ def cluster(tmp_path: Path, serving: list[subprocess.Popen[bytes]]) -> Iterator[
 
 def command(line: str) -> list[str]:
     """Return the arguments of a command of docs/cluster.md, for this installation."""
-    return [str(Path(sys.executable).with_name("fyrehose")), *line.split()[1:]]
+    return [FYREHOSE, *line.split()[1:]]
 
 
 def commands(begin: str, config: Path, **values: str) -> list[str]:

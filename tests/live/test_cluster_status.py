@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from benchmarks.local_cluster import Cluster, ClusterServer
 from benchmarks.nats_servers import program
 from fyrehose.cli.cluster.survey import leading
+from tests.live.conftest import FYREHOSE
 from tests.live.test_cluster import PATIENCE, get, leader_of, publish, wait_until_identical
 
 pytestmark = [
@@ -36,7 +36,7 @@ def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
     """Run the command; return its exit status, its output, and its error."""
     config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
     words = ["cluster", "status", "--format", "json", "--config", str(config)]
-    command = [str(Path(sys.executable).with_name("fyrehose")), *words]
+    command = [FYREHOSE, *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     return ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr
 

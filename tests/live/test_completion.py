@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-PATIENCE = 60.0
+from tests.live.conftest import PATIENCE
 
 pytestmark = pytest.mark.live
 

@@ -14,10 +14,10 @@ import pytest
 
 from fyrehose.broker.signed import sign
 from fyrehose.identity import Action
+from tests.live.conftest import PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-PATIENCE = 60.0
 SITE = Path(__file__).parents[2] / "examples" / "dashboard"
 KEY = "0123456789abcdef" * 4
 #: The directory for screenshots, if any.

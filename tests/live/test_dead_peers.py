@@ -13,12 +13,11 @@ import pytest
 from fyrehose.offline.view import look
 from fyrehose.protocols.figg.frames import Attach
 from fyrehose.protocols.figg.session import FiggClientSession
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import FYREHOSE, PATIENCE, Start
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 ESTABLISHED = ("ss", "-Htn", "state", "established")
 POLICY = """
 [[allow]]
@@ -116,7 +115,7 @@ def test_readers_of_a_served_journal_that_vanish_are_disconnected_within_a_minut
     assert curl(server, "--data-binary", f"@{tmp_path / 'large'}", "http://127.0.0.1:8117/streams/t") == "200"
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
-    command = [*server.inside, str(FYREHOSE), "journal", "serve", "--token-file", str(token)]
+    command = [*server.inside, FYREHOSE, "journal", "serve", "--token-file", str(token)]
     serving = subprocess.Popen([*command, "--listen", "10.9.0.1:8120", str(tmp_path / "data")], stdout=subprocess.PIPE)
     assert serving.stdout is not None
     assert serving.stdout.readline().startswith(b"serving ")

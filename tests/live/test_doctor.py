@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
+from tests.live.conftest import FYREHOSE
 
 pytestmark = pytest.mark.live
 
 
 def doctor(*words: str | Path) -> tuple[int, list[dict[str, str]]]:
-    command = [str(FYREHOSE), "doctor", "--json", *map(str, words)]
+    command = [FYREHOSE, "doctor", "--json", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]

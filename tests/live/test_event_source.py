@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -12,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import PATIENCE, Start, TwistdServer
+from tests.live.conftest import PATIENCE, Start, TwistdServer, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -29,13 +27,6 @@ for (const each of ["open", "error", "begin", "message", "gap", "restarted", "en
 def publish(port: int, payload: str) -> None:
     with urlopen(f"http://127.0.0.1:{port}/streams/s", payload.encode(), timeout=PATIENCE) as answer:
         assert answer.status == 200
-
-
-def until(condition: Callable[[], Any], what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)
 
 
 def test_an_event_source_that_drops_before_its_first_event_misses_nothing(

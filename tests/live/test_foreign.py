@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fyrehose.testing.certificates import Authority
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import PATIENCE, Start, listening
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -33,8 +33,7 @@ def send(port: int, data: bytes, number: int) -> None:
 
 
 def test_listeners_name_what_speaks_another_protocol(start: Start) -> None:
-    words = [word for name in NAMES for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
-    server = start(*words, *(word for name in NAMES for word in ("--option", f"{name}.timeout=3s")))
+    server = start(*listening(*NAMES), *(word for name in NAMES for word in ("--option", f"{name}.timeout=3s")))
     for name in NAMES:
         for number, (data, said) in enumerate(FOREIGN.items(), 1):
             if said.startswith("the peer speaks HTTP") and name in ("admin", "http"):

@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -24,26 +23,16 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port, free_ports
+from tests.live.conftest import FYREHOSE, PATIENCE, program, stored, until
 from tests.live.test_proxy import proxy
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
-#: How long anything may take on a busy machine, in seconds.
-PATIENCE = 60.0
 #: A token that a policy knows by its digest.
 TOKEN = "0123456789abcdef" * 2
 LISTEN = ("--listen", "http=tcp:0:interface=127.0.0.1")
 #: Arguments of twistd, so that several servers can have one directory.
 ALONE = ("-n", "--pidfile=")
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until *condition* returns something true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def publish(server: Any, stream: str, lines: list[str]) -> None:
@@ -375,9 +364,7 @@ def test_recipe_forwards_from_the_edge_over_a_bad_link(start: Any, forwarding: A
 
 
 def test_records_arrive_at_rsyslog_by_relp(start: Any, forwarding: Any, tmp_path: Path) -> None:
-    rsyslogd = shutil.which("rsyslogd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-    if rsyslogd is None:
-        pytest.skip("a program of others is not installed: rsyslogd")
+    rsyslogd = program("rsyslogd")
     port = free_port()
     tmp_path.joinpath("rsyslog.conf").write_text(
         f'global(workDirectory="{tmp_path}")\nmodule(load="imrelp")\ninput(type="imrelp" port="{port}")\n'
@@ -501,7 +488,5 @@ def test_records_are_sent_with_tls(scheme: str, stream: str, start: Any, forward
     doubted.wait()
     assert forwarding(with_authority(trusted), "--once").wait(PATIENCE) == 0
     assert there.stop() == 0
-    dump = [FYREHOSE, "journal", "dump", tmp_path / "there", "--stream", stream, "--format", "json"]
-    found = subprocess.run(dump, capture_output=True, check=True, timeout=PATIENCE).stdout.splitlines()
-    payloads = [json.loads(line)["payload"] for line in found]
+    payloads = [each["payload"] for each in stored(tmp_path / "there", stream)]
     assert [json.loads(payload[payload.index("{") :])["n"] for payload in payloads] == [1, 2]

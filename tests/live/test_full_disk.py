@@ -6,7 +6,6 @@ import json
 import resource
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,9 +15,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
-
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
-PATIENCE = 60.0
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = pytest.mark.live
 
@@ -44,7 +41,7 @@ def wait_until_listening(port: int) -> None:
 
 
 def publish(protocol: str, port: int, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [str(FYREHOSE), "publish", "--protocol", protocol, "--to", f"127.0.0.1:{port}", *words, "x"]
+    line = [FYREHOSE, "publish", "--protocol", protocol, "--to", f"127.0.0.1:{port}", *words, "x"]
     return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
 
 
@@ -140,7 +137,7 @@ def test_a_client_whose_message_waits_for_room_ends_with_an_acknowledgement(
     http = server.port("http")
     fill(server, http)
     words = () if protocol == "lumberjack" else ("--stream", "s")
-    line = [str(FYREHOSE), "publish", "--protocol", protocol, "--to", f"127.0.0.1:{server.port(protocol)}", *words]
+    line = [FYREHOSE, "publish", "--protocol", protocol, "--to", f"127.0.0.1:{server.port(protocol)}", *words]
     with subprocess.Popen([*line, "--timeout", "60s", "x"], stderr=subprocess.PIPE, text=True) as client:
         # The first message of Relink is that there is a link, without which the handshake has no answer.
         server.wait_for(f"{protocol}: {'handshake-timeout' if once else 'OutcomeUnknown'} from 127.0.0.1")

@@ -15,6 +15,7 @@ import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import program
 from tests.live.npm import install
 
 pytestmark = pytest.mark.live
@@ -33,14 +34,6 @@ for (const [name, value] of Object.entries(await import(process.argv[1]))) {
 }
 console.log(JSON.stringify(found));
 """
-
-
-def program(name: str) -> str:
-    """Return the path of a program, or skip the test."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"a program of others is not installed: {name}")
-    return found
 
 
 def node(*words: str | Path, **environment: str) -> str:

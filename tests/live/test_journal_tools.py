@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+from tests.live.conftest import FYREHOSE
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def tool(*words: str) -> str:

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import ssl
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,9 +19,9 @@ from benchmarks.local_cluster import Cluster
 from benchmarks.nats_servers import program
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import haproxy
 from tests.live.test_cluster import PATIENCE
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 CONFIG = Path(__file__).parents[2] / "deploy" / "cluster" / "haproxy.cfg"
 
 pytestmark = [
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-    pytest.mark.skipif(HAPROXY is None, reason="a server of others is not installed: haproxy"),
 ]
 
 
@@ -76,17 +74,10 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
         _, http, page = server.ports
         text = text.replace(f"10.0.0.{number}:8117", f"127.0.0.1:{http} port {page}")
         text = text.replace(f"10.0.0.{number}:8118", f"127.0.0.1:{page}")
-    (tmp_path / "haproxy.cfg").write_text(text)
-    assert HAPROXY is not None
-    with cluster, (tmp_path / "haproxy.log").open("wb") as log:
-        process = subprocess.Popen([HAPROXY, "-db", "-f", str(tmp_path / "haproxy.cfg")], stdout=log, stderr=log)
-        try:
-            publishers, readers, page = (f"127.0.0.1:{port}" for port in ports)
-            trust = ssl.create_default_context(cafile=authority.certificate)
-            yield Balanced(cluster, f"http://{publishers}", f"http://{readers}", f"https://{page}", trust)
-        finally:
-            process.kill()
-            process.wait()
+    with cluster, haproxy(text, tmp_path):
+        publishers, readers, page = (f"127.0.0.1:{port}" for port in ports)
+        trust = ssl.create_default_context(cafile=authority.certificate)
+        yield Balanced(cluster, f"http://{publishers}", f"http://{readers}", f"https://{page}", trust)
 
 
 def test_a_stop_moves_publishers_to_another_server_before_it_drains(balanced: Balanced) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from tests.live import npm
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import PATIENCE, Start, listening
 
 PACKAGES = ("lumberjack-client@1.0.3", "lumberjack-protocol@1.0.7")
 COUNT = 5_000
@@ -88,20 +88,15 @@ def stored(server: Any, program: list[str], folder: Path) -> list[dict[str, Any]
     return found
 
 
-def listening(start: Start, *options: str) -> Any:
-    names = ("http", "lumberjack")
-    words = [word for name in names for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
-    return start(*words, *(word for each in options for word in ("--option", each)))
-
-
 def test_events_of_lumberjack_client_are_stored_in_order(start: Start, installed: Path) -> None:
-    server = listening(start)
+    server = start(*listening("http", "lumberjack"))
     assert stored(server, ["client.js"], installed) == [{"n": n} for n in range(COUNT)]
 
 
 def test_events_of_lumberjack_protocol_are_stored_in_order(start: Start, installed: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own = authority.issue("localhost", "127.0.0.1")
-    server = listening(start, f"lumberjack.tls-certificate={own.certificate}", f"lumberjack.tls-key={own.key}")
+    tls = ("--option", f"lumberjack.tls-certificate={own.certificate}", "--option", f"lumberjack.tls-key={own.key}")
+    server = start(*listening("http", "lumberjack"), *tls)
     found = stored(server, ["protocol.js", str(authority.certificate)], installed)
     assert [each["line"] for each in found] == [str(n) for n in range(COUNT)]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.live.conftest import PATIENCE, listening, resident
+
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PATIENCE = 60.0
 MIB = 1 << 20
 PUBLISH, ACK = 5, 6
 
@@ -36,13 +35,6 @@ def connect(port: int, source: str) -> socket.socket:
     made = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=(source, 0))
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
-
-
-def resident(pid: int, most: bool = False) -> int:
-    """Return the present memory of a process, or with *most* the largest that it ever had, in bytes."""
-    found = re.search(rf"{'VmHWM' if most else 'VmRSS'}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
 
 
 #: The first bytes of a PUBLISH of 16 MiB.
@@ -115,8 +107,7 @@ def trickling(port: int, count: int, first: int) -> Iterator[Tricklers]:
 def test_200_connections_that_trickle_large_frames_do_not_delay_others(
     start: Any, source: str, first: int, record_property: Any
 ) -> None:
-    words = [word for listener in ("figg", "http") for word in ("--listen", f"{listener}=tcp:0:interface=127.0.0.1")]
-    server = start(*words, "--option", "figg.max-per-host=300")
+    server = start(*listening("figg", "http"), "--option", "figg.max-per-host=300")
     with trickling(server.port("figg"), 200, first) as tricklers:
         waits = {}
         with connect(server.port("figg"), source) as honest:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +18,9 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import stored
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
-
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
-
-
-def stored(directory: Path) -> list[dict[str, Any]]:
-    """Return the messages of the stream ``otlp``."""
-    words = FYREHOSE, "journal", "dump", directory / "data", "--format", "json", "--stream", "otlp"
-    lines = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout.splitlines()
-    return [json.loads(json.loads(line)["payload"]) for line in lines]
 
 
 @pytest.fixture(params=list(Compression))
@@ -59,7 +49,7 @@ def test_logs_of_an_application_survive_kills(provider: Any, start: Any, tmp_pat
             server.stop(signal.SIGKILL)
     assert provider.force_flush(60_000)
     assert server.stop() == 0
-    found = stored(tmp_path)
+    found = [json.loads(each["payload"]) for each in stored(tmp_path / "data", "otlp")]
     assert {each["body"] for each in found} == {f"sold {number}" for number in range(2_000)}
     assert {each["resource"]["service.name"] for each in found} == {"shop"}
     assert {(each["severity_number"], each["scope"]["name"]) for each in found} == {(13, "shop.cart")}

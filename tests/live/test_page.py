@@ -19,10 +19,10 @@ import pytest
 from selenium.common.exceptions import StaleElementReferenceException
 
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-PATIENCE = 60.0
 #: The name of a stream that would run as a script if the page did not escape it.
 MARKUP = "<img src=x onerror=\"document.title='broken into'\">"
 

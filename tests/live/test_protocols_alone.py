@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import PATIENCE
 
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 TRY = ROOT / "tools" / "try_protocols.py"
-PATIENCE = 60.0
 #: The packages in an environment of fyrehose-protocols: attrs, and trio with its requirements.
 REQUIRED = ("attr", "attrs", "trio", "outcome", "sniffio", "sortedcontainers", "idna")
 SECTION = ROOT.joinpath("docs", "embedding.md").read_text().partition("## The codecs alone")[2].partition("\n## ")[0]

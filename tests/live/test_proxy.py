@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,11 +16,9 @@ import attrs
 import pytest
 
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import PATIENCE, Start, TwistdServer
+from tests.live.conftest import FYREHOSE, PATIENCE, Start, TwistdServer, program, until
 
-FOLDERS = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin"
 NODE = shutil.which("node")
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -89,7 +86,7 @@ class Proxied:
         return made
 
     def fyrehose(self, command: str, *words: str) -> subprocess.Popen[str]:
-        return self.run(str(FYREHOSE), command, *words)
+        return self.run(FYREHOSE, command, *words)
 
     def output_of(self, client: subprocess.Popen[str]) -> list[str]:
         return (self.directory / f"client-{self.clients.index(client)}").read_text().splitlines()
@@ -130,9 +127,6 @@ def proxy(name: str, directory: Path, ports: dict[str, int]) -> subprocess.Popen
     it, and ends the answer properly.
     """
     kind, _, version = name.partition(" ")
-    program = shutil.which(kind, path=FOLDERS)
-    if program is None:
-        pytest.skip(f"a server of others is not installed: {kind}")
     spoken = f"proxy_http_version {version};" if version else ""
     text = (NGINX if kind == "nginx" else HAPROXY).replace("VERSION", spoken)
     text = re.sub(r"\b(HTTP|ADMIN|FRONT|PAGE)\b", lambda found: str(ports[found[0]]), text)
@@ -140,7 +134,7 @@ def proxy(name: str, directory: Path, ports: dict[str, int]) -> subprocess.Popen
     words = ("-db", "-f", str(directory / "proxy.conf"))
     if kind == "nginx":
         words = ("-p", str(directory), "-e", "nginx.log", "-c", "proxy.conf", "-g", "daemon off; master_process off;")
-    return subprocess.Popen([program, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen([program(kind), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture(params=["nginx", "nginx 1.1", "haproxy"])
@@ -240,10 +234,3 @@ def test_clients_survive_kills_of_the_server_behind_a_proxy(
 def worked(proxied: Proxied) -> list[str]:
     path = proxied.directory / "worked"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

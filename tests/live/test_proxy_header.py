@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,9 +18,8 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import PATIENCE, Start, haproxy, listening
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 #: The balancer connects from 127.0.0.1, and the client from this address.
 CLIENT = "127.0.0.7"
 CONFIG = """
@@ -42,7 +39,6 @@ listen lumberjack
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.skipif(HAPROXY is None, reason="a server of others is not installed: haproxy"),
 ]
 
 
@@ -73,21 +69,13 @@ def balanced(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> It
         f"lumberjack.tls-authorities={authority.certificate}",
         "lumberjack.tls-client-auth=required",
     ]
-    words = [word for name in ("http", "lumberjack") for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
-    server = start(*words, *(word for each in options for word in ("--option", each)))
+    server = start(*listening("http", "lumberjack"), *(word for each in options for word in ("--option", each)))
     fronts = free_ports(2)
     ports = {name: server.port(name) for name in ("http", "lumberjack")}
-    (tmp_path / "haproxy.cfg").write_text(CONFIG.format(fronts=fronts, send=request.param, **ports))
-    assert HAPROXY is not None
-    with (tmp_path / "haproxy.log").open("wb") as log:
-        process = subprocess.Popen([HAPROXY, "-db", "-f", str(tmp_path / "haproxy.cfg")], stdout=log, stderr=log)
-        try:
-            for port in fronts:
-                connect(port).close()
-            yield Balanced(server, *fronts, authority)
-        finally:
-            process.kill()
-            process.wait()
+    with haproxy(CONFIG.format(fronts=fronts, send=request.param, **ports), tmp_path):
+        for port in fronts:
+            connect(port).close()
+        yield Balanced(server, *fronts, authority)
 
 
 def connect(port: int) -> socket.socket:

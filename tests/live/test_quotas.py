@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.live.conftest import PATIENCE, listening
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-PATIENCE = 60.0
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 
 
@@ -20,10 +21,8 @@ class Server:
     """A server with small quotas, and connections to it."""
 
     def __init__(self, start: Any, connections: ExitStack, *options: str) -> None:
-        listening = [f"{plugin}=tcp:0:interface=127.0.0.1" for plugin in ("http", "admin")]
-        words = [word for each in listening for word in ("--listen", each)]
-        words += [word for option in options for word in ("--option", f"server.{option}")]
-        self.process = start(*words)
+        words = [word for option in options for word in ("--option", f"server.{option}")]
+        self.process = start(*listening("http", "admin"), *words)
         self.connections = connections
 
     def get(self, path: str, host: str = HERE) -> HTTPResponse:

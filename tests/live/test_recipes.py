@@ -9,10 +9,8 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -25,41 +23,15 @@ import yaml
 from backports import zstd
 
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import PATIENCE, program, stored, until
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deploy" / "recipes"
 PAGE = (ROOT / "docs" / "recipes.md").read_text()
 LUMBERJACK = (ROOT / "docs" / "protocols" / "lumberjack.md").read_text()
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 HTTP = ("--listen", "http=tcp:0:interface=127.0.0.1")
-#: How long anything may take on a busy machine, in seconds.
-PATIENCE = 60.0
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
-
-
-def program(name: str) -> str:
-    """Return the path of a program of others, or skip the test."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
-    if found is None:
-        pytest.skip(f"a program of others is not installed: {name}")
-    return found
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until *condition* returns something true; return it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
-
-
-def records(directory: Path, stream: str) -> list[dict[str, Any]]:
-    """Return the records of a stream, after the server has stopped."""
-    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", stream, "--format", "json"]
-    dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
-    return [json.loads(line) for line in dumped.splitlines()]
 
 
 def commands(page: str, name: str) -> list[list[str]]:
@@ -94,7 +66,7 @@ def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any,
         stranger.send(["{}"])
     stranger.close()
     assert server.stop() == 0
-    (found,) = records(tmp_path, "lumberjack")
+    (found,) = stored(tmp_path / "data", "lumberjack")
     assert re.fullmatch(r"web-1 \(127\.0\.0\.1:\d+\)", found["producer"])
     assert found["topic"] == "filebeat"
     assert output["hosts"][0].partition(":")[0] == certificates[1], (
@@ -107,25 +79,6 @@ def test_filebeat_on_the_same_machine_finds_the_default_listener() -> None:
 
     output = yaml.safe_load((RECIPES / "filebeat" / "filebeat.yml").read_text())["output.logstash"]
     assert output == {"hosts": [f"127.0.0.1:{plugin.default_port}"]}
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Return a function that starts programs, which end with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def starter(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([str(word) for word in words], **more))
-        return started[-1]
-
-    yield starter
-    for process in started:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def fluent_bit() -> tuple[str, dict[str, str]]:
@@ -158,7 +111,7 @@ def test_requests_of_the_recipe_make_one_message_for_each_event(recipe: Any, sta
     assert (answer.status, json.loads(answer.read())["count"]) == (200, 2)
     connection.close()
     assert server.stop() == 0
-    found = records(tmp_path, path.rpartition("/")[2])
+    found = stored(tmp_path / "data", path.rpartition("/")[2])
     assert [record["payload"] for record in found] == ['{"log":"one"}', '{"log":"two"}']
 
 
@@ -176,7 +129,6 @@ def test_prometheus_scrapes_the_server_with_the_files_of_the_example(start: Any,
         f"--config.file={tmp_path / 'prometheus.yml'}",
         f"--storage.tsdb.path={tmp_path / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{port}",
-        stderr=subprocess.DEVNULL,
     )
 
     def found(expression: str) -> Any:

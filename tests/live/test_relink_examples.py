@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,21 +16,13 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import program, stored
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "relink"
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many lines the client receives between two kills of the server.
 BETWEEN = 2_000
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
-
-
-def program(name: str) -> str:
-    """Return the path of a compiler or an interpreter, or skip the test."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"a program of others is not installed: {name}")
-    return found
 
 
 def go(directory: Path) -> list[str]:
@@ -49,11 +38,8 @@ def node(directory: Path) -> list[str]:
     return [program("node"), str(EXAMPLES / "node" / "publish.mjs")]
 
 
-def stored(directory: Path) -> list[bytes]:
-    """Return the payloads of the stream."""
-    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "lines", "--format", "json"]
-    dumped = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
-    return [json.loads(line)["payload"].encode() for line in dumped.splitlines()]
+def lines_of(directory: Path) -> list[bytes]:
+    return [each["payload"].encode() for each in stored(directory / "data", "lines")]
 
 
 class Cutter(threading.Thread):
@@ -107,7 +93,7 @@ def test_every_line_is_stored_once_and_in_order_over_cut_connections(
     cutter.join(60)
     assert cutter.left < 0, "not all cuts were made"
     assert server.stop() == 0
-    assert stored(tmp_path) == lines
+    assert lines_of(tmp_path) == lines
 
 
 @pytest.mark.parametrize("per_transaction", ["0", "7"])
@@ -150,7 +136,7 @@ def test_every_line_is_stored_once_and_in_order_over_kills(
         client.stderr.close()
     assert errors == b""
     assert server.stop() == 0
-    assert stored(tmp_path) == lines
+    assert lines_of(tmp_path) == lines
 
 
 def published(port: int, lines: list[bytes]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,14 +13,13 @@ from typing import Any
 
 import pytest
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
-PATIENCE = 60.0
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = pytest.mark.live
 
 
 def reload(directory: Path) -> subprocess.CompletedProcess[str]:
-    words = [str(FYREHOSE), "reload", "--data-dir", str(directory / "data"), "--timeout", "60s"]
+    words = [FYREHOSE, "reload", "--data-dir", str(directory / "data"), "--timeout", "60s"]
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
 
 
@@ -63,7 +61,7 @@ def test_a_reload_changes_a_running_server(start: Any, tmp_path: Path) -> None:
     ]
     assert (post(port, 2_000), post(port, 1_000)) == (413, 200)
     opened = server.port("figg")
-    words = [str(FYREHOSE), "publish", "--to", f"127.0.0.1:{opened}", "--stream", "s", "by figg"]
+    words = [FYREHOSE, "publish", "--to", f"127.0.0.1:{opened}", "--stream", "s", "by figg"]
     assert subprocess.run(words, capture_output=True, timeout=PATIENCE).returncode == 0
     file.write_text(http + "[option.http]\nmax-payload = 0\n")
     broken = reload(tmp_path)

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -32,12 +31,11 @@ from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.records import Run
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = pytest.mark.live
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
-PATIENCE = 60.0
 #: The errors by which a publisher is told that a message may be stored or not.
 UNKNOWN = ("UnknownOutcome", "PushUnconfirmed")
 #: How many messages of each publisher are accepted between the backup and the loss: more than any window.

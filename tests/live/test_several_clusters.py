@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,15 +14,13 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import PATIENCE, Start
+from tests.live.conftest import PATIENCE, Start, haproxy, listening
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
 CONFIGS = Path(__file__).parents[2] / "deploy" / "cluster"
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
-    pytest.mark.skipif(HAPROXY is None, reason="a server of others is not installed: haproxy"),
 ]
 
 
@@ -56,25 +52,16 @@ def divided(start: Start, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]
     text = text.replace("/etc/haproxy/fyrehose-ca.pem", str(authority.certificate))
     servers = {}
     for name, address in (("logs", "10.0.0.1"), ("audit", "10.0.1.1")):
-        listeners = [f"{each}=tcp:0:interface=127.0.0.1" for each in ("http", "admin")]
-        words = [word for each in listeners for word in ("--listen", each)]
-        words += [word for each in tls for word in ("--option", each)]
-        server = start("--data-dir", name, *words, before=("-n", f"--pidfile={name}.pid"))
+        words = [word for each in tls for word in ("--option", each)]
+        server = start("--data-dir", name, *listening("http", "admin"), *words, before=("-n", f"--pidfile={name}.pid"))
         servers[name] = f"http://127.0.0.1:{server.port('http')}"
         page = server.port("admin")
         text = text.replace(f"{address}:8117", f"127.0.0.1:{server.port('http')} port {page}")
         text = text.replace(f"{address}:8118", f"127.0.0.1:{page}")
     ports = dict(zip((8117, 8127, 8118, 8137), free_ports(4), strict=True))
     text = re.sub(r"bind :(\d+)", lambda found: f"bind 127.0.0.1:{ports[int(found[1])]}", text)
-    tmp_path.joinpath("haproxy.cfg").write_text(text)
-    assert HAPROXY is not None
-    with tmp_path.joinpath("haproxy.log").open("wb") as log:
-        process = subprocess.Popen([HAPROXY, "-db", "-f", str(tmp_path / "haproxy.cfg")], stdout=log, stderr=log)
-        try:
-            yield f"http://127.0.0.1:{ports[8137]}", servers
-        finally:
-            process.kill()
-            process.wait()
+    with haproxy(text, tmp_path):
+        yield f"http://127.0.0.1:{ports[8137]}", servers
 
 
 def test_each_stream_is_on_the_server_that_its_name_says(divided: tuple[str, dict[str, str]]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,13 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import FYREHOSE, PATIENCE, program, stored, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
 RECIPE = Path(__file__).parents[2] / "deploy" / "recipes" / "rsyslog" / "fyrehose.conf"
 TCP, UDP = ("--listen", "syslog=tcp:0:interface=127.0.0.1"), ("--listen", "syslog=udp:0:interface=127.0.0.1")
-#: How long anything may take on a busy machine, in seconds.
-PATIENCE = 60.0
 #: How rsyslog sends to a server, by the name of the way.
 WAYS = {
     "udp": 'action(type="omfwd" target="127.0.0.1" port="{port}" protocol="udp")',
@@ -41,47 +37,9 @@ WAYS = {
 }
 
 
-def program(name: str) -> str:
-    """Return the path of a program of others, or skip the test."""
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
-    if found is None:
-        pytest.skip(f"a program of others is not installed: {name}")
-    return found
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Wait until *condition* returns something true."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
-def records(directory: Path, stream: str = "syslog") -> list[dict[str, Any]]:
-    """Return the records of a stream of a server that has stopped."""
-    words: list[Any] = [FYREHOSE, "journal", "dump", directory / "data", "--stream", stream, "--format", "json"]
-    dumped = subprocess.run(words, capture_output=True, check=True, timeout=PATIENCE).stdout
-    return [json.loads(line) for line in dumped.splitlines()]
-
-
-def stored(directory: Path) -> list[str]:
+def texts(directory: Path) -> list[str]:
     """Return the messages of a stream, each without the part before its text."""
-    return [record["payload"].rpartition("app: ")[2] for record in records(directory)]
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Return a function that starts programs, which end with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def starter(*words: Any) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([str(word) for word in words], stderr=subprocess.DEVNULL))
-        return started[-1]
-
-    yield starter
-    for process in started:
-        process.kill()
-        process.wait()
+    return [record["payload"].rpartition("app: ")[2] for record in stored(directory / "data", "syslog")]
 
 
 @pytest.fixture
@@ -110,9 +68,9 @@ def test_messages_of_rsyslog_arrive_whole_and_in_order(way: str, start: Any, rsy
     server = start("--data-dir", "data", *(UDP if way == "udp" else TCP), *options)
     authority = tmp_path / "authority.pem"
     rsyslog(WAYS[way].format(port=server.port("syslog"), authority=authority), 100)
-    until(lambda: len(records(tmp_path, "logs.app")) >= 100, "messages are missing")
+    until(lambda: len(stored(tmp_path / "data", "logs.app")) >= 100, "messages are missing")
     assert server.stop() == 0
-    found = [json.loads(record["payload"]) for record in records(tmp_path, "logs.app")]
+    found = [json.loads(record["payload"]) for record in stored(tmp_path / "data", "logs.app")]
     assert [each["message"] for each in found] == [f"line {number}" for number in range(1, 101)]
     assert {(each["facility"], each["severity"], each["app-name"]) for each in found} == {("local0", "notice", "app")}
 
@@ -125,7 +83,7 @@ def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog:
     assert action.count(f'"{port}"') == 1
     server = start(*listen)
     file = rsyslog(action, 1)
-    until(lambda: stored(tmp_path), "rsyslog does not send")
+    until(lambda: texts(tmp_path), "rsyslog does not send")
     sent = 1
     for _ in range(5):
         with file.open("a") as out:
@@ -136,9 +94,9 @@ def test_messages_of_the_recipe_survive_kills_of_the_server(start: Any, rsyslog:
         server.stop(signal.SIGKILL)
         server = start(*listen)
     lines = {f"line {number}" for number in range(1, sent + 1)}
-    until(lambda: lines <= set(stored(tmp_path)), "messages are missing")
+    until(lambda: lines <= set(texts(tmp_path)), "messages are missing")
     assert server.stop() == 0
-    assert not lines ^ set(stored(tmp_path))
+    assert not lines ^ set(texts(tmp_path))
 
 
 @pytest.mark.timeout(1200)
@@ -149,10 +107,15 @@ def test_five_commands_lead_from_rsyslog_to_sql(start: Any, rsyslog: Any, tmp_pa
     port = free_port()
     start("--data-dir", "data", "--listen", f"syslog=tcp:{port}:interface=127.0.0.1")
     rsyslog(RECIPE.read_text().replace('"2514"', f'"{port}"'), 5)
-    until(lambda: len(stored(tmp_path)) == 5, "rsyslog does not send")
+    until(lambda: len(texts(tmp_path)) == 5, "rsyslog does not send")
     program, *words = shlex.split(query)
     said = subprocess.run(
-        [FYREHOSE.with_name(program), *words], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=900
+        [Path(FYREHOSE).with_name(program), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=900,
     )
     assert [line for number in range(1, 6) for line in said.stdout.splitlines() if f"app: line {number}" in line]
 
@@ -172,9 +135,9 @@ def test_message_of_logger_is_stored(words: list[str], listen: tuple[str, ...], 
     server = start("--data-dir", "data", *listen, "--option", "syslog.format=json")
     place = ("-n", "127.0.0.1", "-P", str(server.port("syslog")), "-t", "app", "-p", "mail.err")
     subprocess.run([program("logger"), *words, *place, "hello w\u00f6rld"], check=True, timeout=PATIENCE)
-    until(lambda: records(tmp_path), "the message is missing")
+    until(lambda: stored(tmp_path / "data", "syslog"), "the message is missing")
     assert server.stop() == 0
-    (record,) = records(tmp_path)
+    (record,) = stored(tmp_path / "data", "syslog")
     found = json.loads(record["payload"])
     expected = {"facility": "mail", "severity": "err", "app-name": "app", "message": "hello w\u00f6rld"}
     assert {name: found.get(name) for name in expected} == expected
@@ -192,8 +155,8 @@ def test_messages_of_syslog_ng_are_stored(transport: str, start: Any, run: Any, 
     )
     files = [f"--{name}={tmp_path / f'ng.{name}'}" for name in ("persist-file", "pidfile", "control")]
     run(program("syslog-ng"), "-F", "--no-caps", "-f", tmp_path / "ng.conf", *files)
-    until(lambda: len(records(tmp_path)) >= 100, "messages are missing")
+    until(lambda: len(stored(tmp_path / "data", "syslog")) >= 100, "messages are missing")
     assert server.stop() == 0
-    found = [json.loads(record["payload"]) for record in records(tmp_path)]
+    found = [json.loads(record["payload"]) for record in stored(tmp_path / "data", "syslog")]
     assert [each["message"].strip() for each in found] == [f"line {number}" for number in range(1, 101)]
     assert {each["app-name"] for each in found} == {"app"}

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.live.conftest import FYREHOSE
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "workers"
 LISTEN = ["--listen", "http=tcp:0:interface=127.0.0.1"]
 GOOD, BAD = b"P6 4 4 255\n" + bytes(range(48)), b"GIF89a"
@@ -48,7 +49,7 @@ class Server:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         place = ["--url", f"http://127.0.0.1:{self.port}"]
         at = 2 if words[0] == "subscriptions" else 1
-        command = [*FYREHOSE, *words[:at], *place, *words[at:]]
+        command = [FYREHOSE, *words[:at], *place, *words[at:]]
         return subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=100, check=False)
 
 
