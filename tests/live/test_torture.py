@@ -128,6 +128,19 @@ def test_a_hostile_host_keeps_no_honest_client_waiting(attack: str) -> None:
     assert "\n0 violations" in run("herd.py", *words)
 
 
+#: Within 12 seconds a server is killed at least once: at most 4 seconds after it began to serve.
+WORKERS = ("--records", "400", "--minutes", "0.2", "--kills", "2")
+
+
+def test_each_input_of_workers_has_one_result_over_kills(tmp_path: Path) -> None:
+    assert "'server killed': " in run("workers.py", *WORKERS, "--directory", str(tmp_path / "made"))
+
+
+@pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
+def test_each_input_of_workers_has_one_result_although_leaders_are_killed(tmp_path: Path) -> None:
+    assert "'take-over': " in run("workers_takeovers.py", *WORKERS, "--directory", str(tmp_path / "made"))
+
+
 def test_soak_with_kills_finds_no_violation() -> None:
     assert " 0 violations" in run("soak.py", "--minutes", "0.05", "--every", "1", "--kills")
 
