@@ -1,7 +1,4 @@
-"""Test the event bus of a real server with plain ZeroMQ sockets, which share no code with it.
-
-EVENTBUS_MESSAGES sets the number of events in the test of edge-triggered sockets, for example a million.
-"""
+"""Test the event bus of a real server with plain ZeroMQ sockets, which share no code with it."""
 
 from __future__ import annotations
 
@@ -14,29 +11,19 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_twisted
 import zmq
-from twisted.internet import reactor
-from twisted.internet.defer import gatherResults
-from twisted.internet.task import deferLater
 from zmq.auth import create_certificates, load_certificate
 
 from fyrehose.bench.wires.zmtp import GREETING, ready
-from fyrehose.bench.wires.zmtp import frame as zmtp_frame
-from fyrehose.protocols.eventbus.client import EventBusClient
-from fyrehose.protocols.eventbus.client_session import EventBusOptions
-from fyrehose.protocols.eventbus.keys import Keys, load_public
-from fyrehose.testing import until
-from fyrehose.testing.ports import free_port, free_ports
+from tests.live.conftest import FYREHOSE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 BUS = "eventbus=tcp:0:interface=127.0.0.1"
 #: How long anything may take on a busy machine, in milliseconds.
 PATIENCE = 60_000
@@ -46,20 +33,22 @@ Message = list[bytes]
 Socket = zmq.Socket[bytes]
 
 
-def event(n: int, topic: bytes = b"/a/", data: bytes | None = None, producer: bytes = b"me") -> Message:
-    return [
-        topic,
-        b"null",
-        producer,
-        TIME,
-        str(uuid.UUID(int=n, version=4)).encode(),
-        data or b"\xce%b" % n.to_bytes(4),
-    ]
+def event(n: int, topic: bytes = b"/a/", data: bytes | None = None) -> Message:
+    identity = str(uuid.UUID(int=n, version=4)).encode()
+    return [topic, b"null", b"me", TIME, identity, data or b"\xce%b" % n.to_bytes(4)]
 
 
 def number(frame: bytes) -> int:
     (found,) = struct.unpack(">Q", frame)
     return int(found)
+
+
+def binary(seq: int) -> bytes:
+    return struct.pack(">Q", seq)
+
+
+def decimal(seq: int) -> bytes:
+    return b"%d" % seq
 
 
 class Bus:
@@ -171,7 +160,7 @@ def test_every_command_of_the_event_bus_works_in_both_dialects(serve: Any, bus: 
     first, last = number(got[0][1]), number(got[1][1])
     assert last == first + 2
     syncs = bus.sync(b"/a/")
-    assert syncs == [[b"SYNC", *frames] for frames in got] + [[b"SYNCEND", b"/a/", struct.pack(">Q", last)]]
+    assert syncs == [[b"SYNC", *frames] for frames in got] + [[b"SYNCEND", b"/a/", binary(last)]]
     decimal = [[frames[0], b"%d" % number(frames[1]), *frames[2:]] for frames in got]
     assert bus.sync(b"/a/", b"0") == [[b"SYNC", *frames] for frames in decimal] + [[b"SYNCEND", b"/a/", b"%d" % last]]
     assert bus.sync(b"/a/;/b/", b"%d" % first)[1:] == [
@@ -181,33 +170,11 @@ def test_every_command_of_the_event_bus_works_in_both_dialects(serve: Any, bus: 
     assert bus.sync(b"/z/", b"1") == [[b"SYNCEND", b"/z/", b"1"]]
 
 
-def test_the_dialect_of_the_reference_programs_is_served(serve: Any, bus: Bus) -> None:
-    serve("dialect=decimal")
-    subscriber, collector = bus.subscriber(b"plain"), bus.collector()
-    collector.send_multipart(event(1, b"plain"))
-    frames = subscriber.recv_multipart()
-    assert bus.sync(b"/a/,plain", b"0") == [[b"SYNC", *frames], [b"SYNCEND", b"/a/,plain", frames[1]]]
-    assert frames[1].isdigit()
-
-
 def test_a_req_socket_with_its_empty_delimiters_is_served(serve: Any, bus: Bus) -> None:
     serve()
     asking = bus.socket(zmq.REQ, 0)
     asking.send_multipart([b"SYNCSTART", b"", b"7"])
     assert asking.recv_multipart() == [b"SYNCEND", b"", b"0"]
-
-
-def test_a_client_that_asks_from_beyond_the_end_continues_with_the_next_event(serve: Any, bus: Bus) -> None:
-    """As after the restore of an old backup: the client discards events up to the number in SYNCEND."""
-    serve()
-    subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
-    collector.send_multipart(event(1))
-    first = number(subscriber.recv_multipart()[1])
-    for since in (first, first + 1, 5_000):
-        (end,) = bus.sync(b"/z/", struct.pack(">Q", since))
-        assert number(end[2]) == first
-    collector.send_multipart(event(2))
-    assert number(subscriber.recv_multipart()[1]) > number(end[2])
 
 
 @pytest.mark.parametrize("name", ["select", "poll", "epoll"])
@@ -218,25 +185,6 @@ def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) ->
         collector.send_multipart(event(n))
     assert [subscriber.recv_multipart()[5] for n in range(2_000)] == [event(n)[5] for n in range(2_000)]
     assert len(bus.sync(b"/a/")) == 2_001
-
-
-def test_the_edge_triggered_sockets_of_zeromq_are_always_drained(
-    serve: Any, bus: Bus, ladder: Callable[[int, int], int]
-) -> None:
-    """Events, requests and answers are mixed, and all of them arrive without further events that wake the server up."""
-    serve()
-    subscriber, collector, asking = bus.subscriber(b"/a/"), bus.collector(), bus.snapshot()
-    count = int(os.environ.get("EVENTBUS_MESSAGES", ladder(10_000, 30_000)))
-    for begin in range(0, count, 1_000):
-        for n in range(begin, begin + 1_000):
-            collector.send_multipart(event(n))
-            if n % 100 == 0:
-                asking.send_multipart([b"SYNCSTART", b"/z/%d/" % n, b"%d" % n])
-        for n in range(begin, begin + 1_000):
-            assert subscriber.recv_multipart()[5] == event(n)[5]
-            if n % 100 == 0 and n == begin + 900:
-                while asking.recv_multipart()[:2] != [b"SYNCEND", b"/z/%d/" % n]:
-                    pass
 
 
 def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
@@ -271,19 +219,7 @@ def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
         got.append(late.recv_multipart())
     assert [number(frames[2]) for frames in got] == [*range(1, count + 1), count]
     assert [frames[6] for frames in got[:-1]] == [event(n)[5] for n in range(count)]
-    assert got[-1] == [b"SYNCEND", b"/a/", struct.pack(">Q", count)]
-
-
-def test_slow_subscriber_gets_every_event(serve: Any, bus: Bus) -> None:
-    """A subscriber waits in the journal, so that nothing is dropped for it, as a PUB socket would."""
-    serve("timeout=10m")
-    slow = bus.subscriber(b"/a/", RCVHWM=10, RCVBUF=4_096)
-    collector = bus.collector()
-    count = 40_000
-    for n in range(count):
-        collector.send_multipart(event(n, data=b"%d" % n + bytes(200)))
-    bus.history(count)
-    assert [slow.recv_multipart()[5] for _ in range(count)] == [b"%d" % n + bytes(200) for n in range(count)]
+    assert got[-1] == [b"SYNCEND", b"/a/", binary(count)]
 
 
 def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serve: Any, bus: Bus) -> None:
@@ -399,62 +335,6 @@ def test_clients_with_one_identity_are_all_served(serve: Any, bus: Bus) -> None:
             assert bus.sync(b"/z/", socket=socket) == [[b"SYNCEND", b"/z/", bytes(8)]]
 
 
-def test_short_overlapping_sockets_with_one_identity_lose_nothing(serve: Any, bus: Bus) -> None:
-    """A program with a fixed routing id publishes one event and ends; the next run begins at once."""
-    serve()
-    for n in range(200):
-        collector = bus.collector(IDENTITY=b"cron-job", LINGER=PATIENCE)
-        collector.send_multipart(event(n))
-        collector.close()
-    assert sorted(frames[6] for frames in bus.history(200)) == [event(n)[5] for n in range(200)]
-
-
-def test_req_and_push_sockets_at_collector_are_refused_with_a_remedy(serve: Any, bus: Bus) -> None:
-    server = serve()
-    for kind, offset, said in (
-        (zmq.REQ, 2, "a socket of type 'REQ'; expected DEALER or ROUTER"),
-        (zmq.PUSH, 0, "a socket of type 'PUSH'; expected DEALER or REQ or ROUTER"),
-        (zmq.DEALER, 1, "a socket of type 'DEALER'; expected SUB or XSUB"),
-    ):
-        socket = bus.socket(kind, offset)
-        server.wait_for(said)
-        socket.close()
-        time.sleep(1.1)  # a cause is logged once a second
-    bus.collector().send_multipart(event(1))
-    assert len(bus.history(1)) == 1, "others are served"
-
-
-def test_a_snapshot_that_nobody_reads_is_cancelled(serve: Any, bus: Bus) -> None:
-    """Threat: a snapshot's client stops reading."""
-    server = serve("timeout=3s")  # much longer than this test keeps an answer waiting on a busy machine
-    collector = bus.collector()
-    for n in range(300):
-        collector.send_multipart(event(n, data=bytes(100_000)))
-    bus.history(300)
-    code = f"""
-import time, zmq
-socket = zmq.Context().socket(zmq.DEALER)
-socket.setsockopt(zmq.RCVHWM, 1)
-socket.connect("tcp://127.0.0.1:{bus.port}")
-socket.send_multipart([b"SYNCSTART", b"", b"0"])
-socket.recv_multipart()
-print("reading", flush=True)
-time.sleep(100)
-"""
-    stopped = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert stopped.stdout is not None
-        assert stopped.stdout.readline() == b"reading\n"
-        stopped.send_signal(signal.SIGSTOP)
-        server.wait_for("stalled-peer from 127.0.0.1 at SNAPSHOT")
-        assert len(bus.sync(b"/a/")) == 301
-    finally:
-        stopped.kill()
-        stopped.wait()
-        assert stopped.stdout is not None
-        stopped.stdout.close()
-
-
 def test_clients_that_stop_reading_their_snapshots_do_not_delay_others(serve: Any, bus: Bus) -> None:
     """Threat: as many stalled snapshots as the limit, and more, from one address."""
     server = serve()
@@ -511,6 +391,16 @@ def test_all_clients_that_ask_for_a_snapshot_at_the_same_moment_are_answered(ser
     assert "too-many" not in server.log
 
 
+def curve(server: Path, own: Path) -> dict[str, bytes | None]:
+    """Return the options of a socket with the keys in these directories."""
+    public, secret = load_certificate(own / "one.key_secret")
+    return {
+        "CURVE_SERVERKEY": load_certificate(server / "one.key")[0],
+        "CURVE_PUBLICKEY": public,
+        "CURVE_SECRETKEY": secret,
+    }
+
+
 class TestKeys:
     @pytest.fixture
     def keys(self, tmp_path: Path) -> tuple[Path, Path]:
@@ -520,17 +410,6 @@ class TestKeys:
             create_certificates(tmp_path / name, "one")
         return tmp_path / "server", tmp_path / "clients"
 
-    def dealer(self, bus: Bus, server: Path | None, own: Path | None) -> Socket:
-        options = {}
-        if server is not None and own is not None:
-            public, secret = load_certificate(own / "one.key_secret")
-            options = {
-                "CURVE_SERVERKEY": load_certificate(server / "one.key")[0],
-                "CURVE_PUBLICKEY": public,
-                "CURVE_SECRETKEY": secret,
-            }
-        return bus.snapshot(**options)
-
     def test_clients_with_an_allowed_key_are_served_and_others_refused(
         self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path
     ) -> None:
@@ -538,76 +417,30 @@ class TestKeys:
         options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
         policy = policy_file(tmp_path, 'network = "0.0.0.0/0"', 'key = "*"')
         running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
-        known = self.dealer(bus, server, clients)
+        known = bus.snapshot(**curve(server, clients))
         assert bus.sync(socket=known) == [[b"SYNCEND", b"", bytes(8)]]
-        for stranger in (self.dealer(bus, server, tmp_path / "strangers"), self.dealer(bus, None, None)):
-            stranger.setsockopt(zmq.RCVTIMEO, 500)
-            stranger.setsockopt(zmq.SNDTIMEO, 500)
+        for keys_of_stranger in (curve(server, tmp_path / "strangers"), {}):
             with pytest.raises(zmq.Again):
-                bus.sync(socket=stranger)
+                bus.sync(socket=bus.snapshot(RCVTIMEO=500, SNDTIMEO=500, **keys_of_stranger))
         running.wait_for("unknown-key from 127.0.0.1")
-
-    def test_policy_refuses_a_network(self, serve: Any, bus: Bus, tmp_path: Path) -> None:
-        policy = policy_file(tmp_path, 'network = "10.99.0.0/16"')
-        running = serve(listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
-        stranger = bus.snapshot(RCVTIMEO=500, SNDTIMEO=500)
-        with pytest.raises(zmq.Again):
-            bus.sync(socket=stranger)
-        running.wait_for("eventbus: forbidden-address from 127.0.0.1: no rule of the policy lets 127.0.0.1")
 
     def test_reloading_the_policy_disconnects_peers_that_it_does_not_allow(
         self, serve: Any, bus: Bus, tmp_path: Path
     ) -> None:
-        policy = policy_file(tmp_path, 'network = "127.0.0.1"')
-        running = serve(policy=policy)
-        subscriber, collector = bus.subscriber(b"/a/"), bus.collector()
-        collector.send_multipart(event(1))
-        assert subscriber.recv_multipart()[4] == event(1)[4]
+        running = serve(policy=policy_file(tmp_path, 'network = "127.0.0.1"'))
+        assert bus.sync(socket=bus.snapshot()) == [[b"SYNCEND", b"", bytes(8)]]
         policy_file(tmp_path, 'network = "10.99.0.0/16"')
         running.reload()
-        running.wait_for("connections, which have to be admitted again")
-        running.wait_for("forbidden-address from 127.0.0.1")
-        policy_file(tmp_path, 'network = "127.0.0.1"')
-        running.reload()
-        # The subscriber begins with the first event after it has connected again, which may be any of these.
-        sent: list[Message] = []
-        while not subscriber.poll(200):
-            sent.append(event(2 + len(sent)))
-            collector.send_multipart(sent[-1])
-            assert len(sent) < PATIENCE / 200, "a client that was disconnected is not admitted again"
-        assert subscriber.recv_multipart()[4] in {each[4] for each in sent}
-        assert bus.history(1)[0][5] == event(1)[4]
-
-    def test_reload_without_a_key_ends_its_connections_and_no_others(
-        self, serve: Any, bus: Bus, keys: tuple[Path, Path], tmp_path: Path
-    ) -> None:
-        server, clients = keys
-        create_certificates(clients, "two")
-        options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
-        running = serve(*options)
-        one = self.dealer(bus, server, clients)
-        (clients / "one.key_secret").write_text((clients / "two.key_secret").read_text())
-        two = self.dealer(bus, server, clients)
-        for known in (one, two):
-            assert bus.sync(socket=known) == [[b"SYNCEND", b"", bytes(8)]]
-        (clients / "one.key").unlink()
-        running.reload()
         running.wait_for("closed 1 connections, which have to be admitted again")
-        running.wait_for("unknown-key from 127.0.0.1 at SNAPSHOT")
-        assert bus.sync(socket=two) == [[b"SYNCEND", b"", bytes(8)]]
+        running.wait_for("forbidden-address from 127.0.0.1: no rule of the policy lets 127.0.0.1")
 
     def test_subscribers_and_large_events_are_served_with_curve(
         self, serve: Any, bus: Bus, keys: tuple[Path, Path]
     ) -> None:
         server, clients = keys
         serve(f"server-key={server}/one.key_secret", f"client-keys={clients}")
-        public, secret = load_certificate(clients / "one.key_secret")
-        curve = {
-            "CURVE_SERVERKEY": load_certificate(server / "one.key")[0],
-            "CURVE_PUBLICKEY": public,
-            "CURVE_SECRETKEY": secret,
-        }
-        subscriber, collector = bus.socket(zmq.SUB, 1, **curve), bus.collector(**curve)
+        options = curve(server, clients)
+        subscriber, collector = bus.socket(zmq.SUB, 1, **options), bus.collector(**options)
         subscriber.setsockopt(zmq.SUBSCRIBE, b"/a/")
         while not subscriber.poll(100):
             collector.send_multipart(event(0))
@@ -617,107 +450,8 @@ class TestKeys:
         while not got or got[-1] != 3 << 20:
             got.append(len(subscriber.recv_multipart()[5]))
         assert got[-4:] == [100, 300, 200_000, 3 << 20]
-        syncs = bus.sync(socket=self.dealer(bus, server, clients))
+        syncs = bus.sync(socket=bus.snapshot(**options))
         assert [len(frames[6]) for frames in syncs[-5:-1]] == got[-4:]
-
-    @pytest_twisted.ensureDeferred
-    async def test_our_client_publishes_and_receives_with_curve(
-        self, serve: Any, bus: Bus, keys: tuple[Path, Path]
-    ) -> None:
-        server, clients = keys
-        serve(f"server-key={server}/one.key_secret", f"client-keys={clients}")
-        client = EventBusClient(
-            reactor,
-            "127.0.0.1",
-            bus.port,
-            options=EventBusOptions(after=0),
-            server_key=load_public(str(server / "one.key")),
-            keys=Keys.load(str(clients / "one.key_secret")),
-        )
-        await client.connect()
-        assert await client.publish_event("/a/", b"\xc0") == 1
-        await client.close()
-
-
-def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
-    server = start("--listen", "eventbus=tcp:0", ready=False)
-    assert server.ended() == 2
-    assert "refusing to listen on a public address" in server.errors
-    assert len(server.errors.splitlines()) == 1
-
-
-def test_a_port_that_is_in_use_is_reported_at_the_start(start: Any, bus: Bus) -> None:
-    taken = bus.context.socket(zmq.ROUTER)
-    port = free_port()  # those of the kernel have neighbours that others use
-    taken.bind(f"tcp://127.0.0.1:{port}")
-    server = start("--listen", f"eventbus=tcp:{port - 2}:interface=127.0.0.1", ready=False)
-    assert server.ended() == 1
-    assert f"cannot listen: 127.0.0.1 port {port}: Address already in use" in server.errors
-    taken.close()
-
-
-@pytest_twisted.ensureDeferred
-async def test_our_event_bus_client_continues_over_restarts_and_kills(serve: Any, bus: Bus) -> None:
-    (port,) = free_ports(1, row=3)
-    listen = f"eventbus=tcp:{port}:interface=127.0.0.1"
-    server = serve(listen=listen)
-    got: list[int] = []
-    follower = EventBusClient(
-        reactor,
-        "127.0.0.1",
-        bus.port,
-        options=EventBusOptions(after=0, quiet=2.0, answer=3.0),
-        on_events=lambda events: got.extend(each.sequence for each in events),
-    )
-    publisher = EventBusClient(
-        reactor,
-        "127.0.0.1",
-        bus.port,
-        options=EventBusOptions(subscribe=False, window=100, confirm=1.0, retries=60),
-        topics=("/a/",),
-    )
-    await gatherResults([follower.connect(), publisher.connect()])
-    confirmed: list[int] = []
-    for turn in range(3):
-        waiting = []
-        for n in range(1_500):
-            await publisher.ready()
-            waiting.append(publisher.publish_event("/a/", b"%d" % n))
-            if n == 700:
-                server.stop(signal.SIGKILL if turn % 2 else signal.SIGTERM)
-                server = serve(listen=listen)
-        confirmed += await gatherResults(waiting)
-    last = max(confirmed)
-    await until(reactor, lambda: got and got[-1] >= last)
-    assert got == list(range(1, got[-1] + 1)), "events are missing, doubled or out of order"
-    assert set(confirmed) <= set(got)
-    await gatherResults([follower.close(), publisher.close()])
-    stored = {number(frames[2]) for frames in bus.sync(b"/a/")[:-1]}
-    assert set(confirmed) <= stored
-
-
-@pytest_twisted.ensureDeferred
-async def test_our_event_bus_client_pauses_and_resumes(serve: Any, bus: Bus) -> None:
-    serve()
-    got: list[int] = []
-    client = EventBusClient(
-        reactor,
-        "127.0.0.1",
-        bus.port,
-        options=EventBusOptions(after=0),
-        on_events=lambda events: got.extend(each.sequence for each in events),
-    )
-    await client.connect()
-    client.pause()
-    collector = bus.collector()
-    for n in range(3_000):
-        collector.send_multipart(event(n))
-    await deferLater(reactor, 0.3)
-    assert got == []
-    client.resume()
-    await until(reactor, lambda: len(got) == 3_000)
-    assert got == list(range(1, 3_001))
-    await client.close()
 
 
 def command(*words: str, data: bytes = b"") -> bytes:
@@ -728,15 +462,8 @@ def command(*words: str, data: bytes = b"") -> bytes:
 
 def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(start: Any, bus: Bus) -> None:
     """Figg and the backbone read the bus's events byte for byte, and the bus reads what they publish."""
-    listeners = (
-        "--listen",
-        BUS,
-        "--listen",
-        "figg=tcp:0:interface=127.0.0.1",
-        "--listen",
-        "backbone=udp:0:interface=127.0.0.1",
-    )
-    server = start(*listeners, "--option", "backbone.stream=eventbus")
+    others = ("--listen", "figg=tcp:0:interface=127.0.0.1", "--listen", "backbone=udp:0:interface=127.0.0.1")
+    server = start("--listen", BUS, *others, "--option", "backbone.stream=eventbus")
     bus.port = server.port("eventbus")
     at = f"127.0.0.1:{bus.port}"
     figg, backbone = (f"127.0.0.1:{server.port(name)}" for name in ("figg", "backbone"))
@@ -754,17 +481,6 @@ def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(star
     assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
 
 
-@contextmanager
-def raw_subscriber(port: int) -> Iterator[sockets.socket]:
-    """Return a connection that has completed the handshake of a SUB socket."""
-    with sockets.create_connection(("127.0.0.1", port), PATIENCE / 1000) as peer:
-        peer.sendall(GREETING + ready(b"SUB"))
-        got = b""
-        while b"\5READY" not in got:
-            got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
-        yield peer
-
-
 def receive(socket: Socket, wanted: int) -> list[Message]:
     """Return the next messages, except the events that only show that a subscription has arrived."""
     found: list[Message] = []
@@ -779,14 +495,6 @@ def has_more(socket: Socket) -> bool:
         if socket.recv_multipart()[0] != b"/ready/":
             return True
     return False
-
-
-def binary(seq: int) -> bytes:
-    return struct.pack(">Q", seq)
-
-
-def decimal(seq: int) -> bytes:
-    return b"%d" % seq
 
 
 def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> None:
@@ -811,57 +519,3 @@ def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> N
         [b"SYNCEND", b"/a,/b/", decimal(first + 2)],
     ]
     assert bus.sync(b"/a/", binary(first))[0] == [b"SYNC", *wanted((1,), binary)[0]]
-
-
-def test_subscriptions_of_a_recognized_subscriber_begin_and_end(serve: Any, bus: Bus) -> None:
-    serve()
-    reference, collector = bus.subscriber(b"/a"), bus.collector()
-    reference.setsockopt(zmq.UNSUBSCRIBE, b"/a")
-    reference.setsockopt(zmq.SUBSCRIBE, b"/later/")
-    while not reference.poll(100):
-        collector.send_multipart(event(9, b"/a"))
-        collector.send_multipart(event(9, b"/later/"))
-    (frames,) = receive(reference, 1)
-    assert (frames[0], frames[1].isdigit()) == (b"/later/", True)
-
-
-def test_a_subscriber_chooses_its_dialect_by_an_additional_subscription(serve: Any, bus: Bus) -> None:
-    serve("dialect=decimal")
-    unclear, marked = bus.subscriber(b"/a/"), bus.subscriber(b"/a/", b"\0binary")
-    everything = bus.subscriber(b"", b"\0binary")
-    bus.collector().send_multipart(event(1))
-    seq = number(bus.history(1)[0][2])
-    assert receive(unclear, 1)[0][:2] == [b"/a/", decimal(seq)]
-    assert receive(marked, 1)[0][:2] == [b"/a/", binary(seq)]
-    assert receive(everything, 1)[0][:2] == [b"/a/", binary(seq)]
-    assert not any(map(has_more, (unclear, marked, everything)))
-
-
-def test_recognized_subscriber_reconnects(serve: Any, bus: Bus) -> None:
-    """The server must forget everything about a connection when it ends."""
-    server = serve()
-    for _ in range(3):
-        reference = bus.subscriber(b"/a", RECONNECT_IVL=10)
-        text = bus.subscriber(b"/a/")
-        bus.collector().send_multipart(event(1))
-        assert receive(reference, 1)[0][1].isdigit()
-        assert len(receive(text, 1)[0][1]) == 8
-        reference.close()
-        text.close()
-    assert "too-many-subscriptions" not in server.log
-
-
-def test_a_connection_right_after_the_end_of_another_is_served(serve: Any, bus: Bus) -> None:
-    """The peers are raw sockets, because a ZeroMQ socket reconnects and so hides a lost connection."""
-    serve()
-    for n in range(200):
-        with raw_subscriber(bus.port + 1) as peer:
-            peer.sendall(zmtp_frame(b"\1/a" if n % 2 else b"\1/a/"))
-    with raw_subscriber(bus.port + 1) as peer:
-        peer.sendall(zmtp_frame(b"\1/a/") + zmtp_frame(b"\1/ready/"))
-        collector, got = bus.collector(), b""
-        peer.settimeout(0.1)
-        while b"/ready/" not in got:
-            collector.send_multipart(event(1, b"/ready/"))
-            with suppress(TimeoutError):
-                got += peer.recv(4_096) or pytest.fail(f"the server closed the connection after {got!r}")
