@@ -1,4 +1,4 @@
-"""Test Figg over real sockets: with hand-made bytes, so that no error of our codec can hide, and with our client."""
+"""Test Figg over real sockets: with hand-made bytes, so that no error of our codec can hide."""
 
 from __future__ import annotations
 
@@ -9,41 +9,22 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import attrs
 import pytest
-import pytest_twisted
-from twisted.internet import reactor
-from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import clientFromString
-from twisted.internet.task import deferLater
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
-from fyrehose.journal.journal import FileJournal
-from fyrehose.protocols.figg.client import FIGG_OPTIONS, FiggClient
-from fyrehose.protocols.figg.plugin import plugin
-from fyrehose.protocols.figg.server import FiggSettings
-from fyrehose.records import Run
-from fyrehose.testing import until
-from fyrehose.testing.ports import free_port
+from tests.live.conftest import PATIENCE, resident
 
 pytestmark = pytest.mark.live
 
-#: How long anything may take on a busy machine before the test fails, in seconds.
-PATIENCE = 60.0
-#: a client that reconnects without a noticeable delay
-AT_ONCE = attrs.evolve(FIGG_OPTIONS, retry=lambda failures: 0.001)
 FIGG = ("--listen", "figg=tcp:0:interface=127.0.0.1")
 ATTACH, ATTACHED, DETACH, DETACHED, PUBLISH, ACK, DATA, PING, PONG = range(1, 10)
 
 
-def frame(kind: int, payload: bytes, version: int = 1) -> bytes:
-    return struct.pack(">HHI", kind, version, len(payload)) + payload
+def frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">HHI", kind, 1, len(payload)) + payload
 
 
 def field(data: bytes) -> bytes:
@@ -67,8 +48,8 @@ def attached(topic: bytes, offset: int) -> tuple[int, bytes]:
     return ATTACHED, field(topic) + struct.pack(">Q", offset)
 
 
-def data(number: int, payload: bytes, topic: bytes = b"t") -> tuple[int, bytes]:
-    return DATA, field(topic) + struct.pack(">Q", number) + field(payload)
+def data(number: int, payload: bytes) -> tuple[int, bytes]:
+    return DATA, field(b"t") + struct.pack(">Q", number) + field(payload)
 
 
 @attrs.define(eq=False)
@@ -76,12 +57,11 @@ class Peer:
     """A plain socket that speaks Figg with hand-made bytes."""
 
     port: int
-    host: str = "127.0.0.1"  #: the address from which it connects
     socket: socket.socket = attrs.field(init=False)
     stream: Any = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.port), PATIENCE, (self.host, 0))
+        self.socket = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.stream = self.socket.makefile("rb")
 
@@ -122,20 +102,12 @@ def payloads(count: int, seed: int = 1) -> list[bytes]:
     return [rng.randbytes(rng.choice((0, 1, 7, 128, 1000, 100_000 if i % 100 == 0 else 3))) for i in range(count)]
 
 
-def read_all(port: int, count: int, topic: bytes = b"t") -> list[tuple[int, bytes]]:
-    """Return the first ``count`` messages of a topic."""
+def read_all(port: int, count: int) -> list[tuple[int, bytes]]:
+    """Return the first ``count`` messages of the topic."""
     with Peer(port) as peer:
-        peer.say(attach(topic, 0))
-        assert peer.hear() == attached(topic, 0)
+        peer.say(attach(b"t", 0))
+        assert peer.hear() == attached(b"t", 0)
         return [peer.hear() for _ in range(count)]  # type: ignore[misc]
-
-
-def resident(pid: int) -> int:
-    """Return the memory of a process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("the status of the process has no VmRSS")
 
 
 def ioctl_unread(peer: socket.socket) -> int:
@@ -167,24 +139,6 @@ def test_every_message_of_figg_has_the_specified_bytes(start: Any) -> None:
         writer.acknowledged(44)
         reader.say(frame(PING, struct.pack(">Q", 8)))
         assert reader.hear() == (PONG, struct.pack(">Q", 8))
-
-
-@pytest.mark.parametrize("window", [1, 10_000])
-def test_every_payload_comes_back_unchanged_live_and_later(start: Any, window: int) -> None:
-    sent = payloads(300 if window == 1 else 20_000)
-    port = start(*FIGG).port("figg")
-    with Peer(port) as writer, Peer(port) as reader:
-        reader.say(attach(b"t"))
-        assert reader.hear() == attached(b"t", 0)
-        heard: list[Any] = []
-        for begin in range(0, len(sent), window):
-            end = min(begin + window, len(sent))
-            writer.say(*(publish(i + 1, sent[i]) for i in range(begin, end)))
-            heard += [reader.hear() for _ in range(begin, end)]
-            writer.acknowledged(end)
-    expected = [data(i + 1, payload) for i, payload in enumerate(sent)]
-    assert heard == expected
-    assert read_all(port, len(sent)) == expected
 
 
 def test_acknowledged_messages_survive_a_stop_and_a_kill(start: Any) -> None:
@@ -219,46 +173,6 @@ def test_a_peer_that_has_finished_sending_still_gets_its_ack(start: Any) -> None
         assert peer.hear() is None
 
 
-HEADER = struct.Struct(">HHI")
-MALFORMED = {
-    "an unknown type": frame(10, bytes(8)),
-    "type 0": frame(0, b""),
-    "a type that only servers send": frame(ACK, bytes(8)),
-    "a wrong version": frame(PING, bytes(8), version=2),
-    "too short": frame(PING, bytes(7)),
-    "too long": frame(PING, bytes(9)),
-    "4 GiB": HEADER.pack(PUBLISH, 1, 0xFFFFFFFF),
-    "more than the largest message": HEADER.pack(PUBLISH, 1, (16 << 20) + 300),
-    "a topic that is longer than its frame": frame(DETACH, struct.pack(">I", 200) + b"t" * 100),
-    "a topic of 4 GiB": frame(PUBLISH, struct.pack(">I", 0xFFFFFFFF) + bytes(60)),
-    "data that is longer than its frame": frame(PUBLISH, field(b"t") + struct.pack(">QI", 1, 5) + b"four"),
-    "data that is shorter than its frame": frame(PUBLISH, field(b"t") + struct.pack(">QI", 1, 3) + b"four"),
-    "no topic": frame(PUBLISH, field(b"") + struct.pack(">Q", 1) + field(b"x")),
-    "a topic of 256 bytes": frame(DETACH, field(b"t" * 256)),
-    "a topic that is no UTF-8": frame(DETACH, field(b"\xff")),
-}
-
-
-def test_a_malformed_frame_closes_only_the_connection_of_its_sender(start: Any) -> None:
-    server = start(*FIGG)
-    port = server.port("figg")
-    with Peer(port) as reader, Peer(port) as other:
-        reader.say(attach(b"t"))
-        assert reader.hear() == attached(b"t", 0)
-        for number, (what, wire) in enumerate(MALFORMED.items()):
-            # each refusal delays the next one of the same address for longer
-            with Peer(port, f"127.0.1.{number + 1}") as rude:
-                rude.say(publish(1, what.encode()), wire, publish(2, b"never taken"))
-                assert rude.hear() == ack(1), what
-                assert rude.hear() is None, what
-            assert reader.hear() == data(2 * number + 1, what.encode())
-            other.say(publish(number + 1, b"honest"))
-            assert other.hear() == ack(number + 1)
-            assert reader.hear() == data(2 * number + 2, b"honest")
-    assert server.stop() == 0
-    assert "Traceback" not in server.log
-
-
 def connections_in(seconds: float, port: int, *frames: bytes) -> int:
     """Return how often a client connects in *seconds* that sends *frames*, is refused, and reconnects without a pause.
 
@@ -280,7 +194,8 @@ def test_a_client_that_reconnects_without_a_pause_is_slowed_down(start: Any) -> 
     refusals = {
         "a reserved name": publish(2, b"no", topic=b".dot"),
         "an unknown type": frame(99, b""),
-        "one byte more than the largest message": HEADER.pack(PUBLISH, 1, (16 << 20) + 18) + struct.pack(">I", 1),
+        "one byte more than the largest message": struct.pack(">HHI", PUBLISH, 1, (16 << 20) + 18)
+        + struct.pack(">I", 1),
     }
     for what, wire in refusals.items():
         assert connections_in(3.0, port, publish(1, b"good"), wire) <= 10, what
@@ -292,63 +207,6 @@ def test_a_client_that_reconnects_without_a_pause_is_slowed_down(start: Any) -> 
     assert server.stop() == 0, "the server waits for delayed connections when it stops"
     assert "names that begin with a dot are reserved" in server.log
     assert "Traceback" not in server.log
-
-
-def test_a_client_beyond_the_limit_of_its_address_is_slowed_down(start: Any) -> None:
-    server = start(*FIGG, "--option", "figg.max-per-host=1")
-    port = server.port("figg")
-    with Peer(port) as honest:
-        honest.say(publish(1, b"here"))
-        assert honest.hear() == ack(1)
-        assert connections_in(3.0, port) <= 10
-        honest.say(publish(2, b"still here"))
-        assert honest.hear() == ack(2)
-
-
-def test_silent_connections_do_not_block_other_clients(start: Any) -> None:
-    options = ("--option", "figg.max-connections=300", "--option", "figg.max-per-host=250")
-    server = start(*FIGG, *options)
-    port = server.port("figg")
-    silent: list[socket.socket] = []
-    try:
-        for number in range(420):
-            source = (f"127.0.1.{number % 2}", 0)
-            silent.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source))
-        with Peer(port) as writer, Peer(port) as reader:
-            reader.say(attach(b"t"))
-            assert reader.hear() == attached(b"t", 0)
-            for number in range(1, 101):
-                writer.say(publish(number, b"honest"))
-                assert writer.hear() == ack(number)
-                assert reader.hear() == data(number, b"honest")
-                source = (f"127.0.1.{number % 2}", 0)
-                silent.append(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE, source_address=source))
-    finally:
-        for peer in silent:
-            peer.close()
-    assert server.stop() == 0
-    assert "made-room from 127.0.1." in server.log
-    assert "made-room from 127.0.0.1" not in server.log
-
-
-def test_announced_and_trickling_frames_use_little_memory_and_delay_nobody(start: Any) -> None:
-    server = start(*FIGG)
-    port = server.port("figg")
-    before = resident(server.process.pid)
-    # 190 announced frames of 16 MiB are six times the memory budget.
-    idlers = [Peer(port) for _ in range(190)]
-    for idler in idlers:
-        idler.say(HEADER.pack(PUBLISH, 1, 16 << 20))
-    trickle = publish(1, b"one byte at a time")
-    with Peer(port) as slow, Peer(port) as honest:
-        for i, byte in enumerate(trickle):
-            slow.say(bytes([byte]))
-            honest.say(publish(i + 1, b"x" * 1000))
-            assert honest.hear() == ack(i + 1)
-        assert slow.hear() == ack(1)
-    assert resident(server.process.pid) - before < 32 << 20
-    for idler in idlers:
-        idler.__exit__()
 
 
 def test_a_subscriber_that_never_reads_uses_little_memory_and_delays_nobody(start: Any) -> None:
@@ -422,120 +280,3 @@ def test_subscribers_that_leave_or_start_again_do_not_affect_others(start: Any) 
                 assert read_all(port, 1600) == expected[:1600]
         assert heard == expected
         assert [stopping.hear() for _ in range(3000)] == expected, "a subscriber that did not read misses messages"
-
-
-def soon(deferred: Deferred[Any]) -> Deferred[Any]:
-    """Return ``deferred``, which fails if it takes too long."""
-    return deferred.addTimeout(PATIENCE, reactor)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def serving(directory: Path, endpoint: str) -> AsyncIterator[tuple[Broker, int]]:
-    """Return the broker and the port of the plugin over a journal on disk, in this process."""
-    broker = Broker(reactor, FileJournal(reactor, directory), Sequencer())  # type: ignore[arg-type]
-    await broker.open()
-    service = plugin.make_service(reactor, broker, endpoint, FiggSettings())
-    port = await service.startService()
-    try:
-        yield broker, getattr(port.getHost(), "port", 0)
-    finally:
-        await service.stopService()
-        await broker.close()
-
-
-def taker(got: list[tuple[int, bytes]]) -> Callable[[Run], None]:
-    def take(run: Run) -> None:
-        got.extend((record.seq, bytes(record.payload)) for record in run.records())
-
-    return take
-
-
-@pytest_twisted.ensureDeferred
-async def test_our_client_publishes_and_resumes_over_restarts(tmp_path: Path) -> None:
-    sent = payloads(3000, seed=5)
-    got: list[tuple[int, bytes]] = []
-    states: list[bool] = []
-    port = free_port()
-    async with serving(tmp_path, f"tcp:{port}:interface=127.0.0.1"):
-        endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
-        client = FiggClient(reactor, endpoint, window=50, connection_options=AT_ONCE)  # type: ignore[arg-type]
-        client.on_state = states.append
-        client.subscribe("t", taker(got), after=0)
-        await soon(client.connect())
-        await soon(client.publish_many("t", sent[:1000]))
-    await until(reactor, lambda: states == [True, False])
-    unsent = [client.publish("t", payload) for payload in sent[1000:1010]]
-    batch = client.publish_many("t", sent[1010:])
-    async with serving(tmp_path, f"tcp:{port}:interface=127.0.0.1"):
-        await soon(batch)
-        assert all(published.called for published in unsent)
-        await until(reactor, lambda: len(got) == 3000)
-        await soon(client.close())
-    assert got == [(i + 1, payload) for i, payload in enumerate(sent)]
-    assert states == [True, False, True, False]
-
-
-@pytest_twisted.ensureDeferred
-async def test_connections_that_break_at_any_moment_lose_nothing(tmp_path: Path) -> None:
-    """At least once: every message is stored, repeated ones are the same, and the first copies are in order."""
-    rng = random.Random(11)
-    sent = [b"%d" % i for i in range(5000)]
-    got: list[tuple[int, bytes]] = []
-    async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
-        endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
-        writer = FiggClient(reactor, endpoint, window=100, connection_options=AT_ONCE)  # type: ignore[arg-type]
-        reader = FiggClient(reactor, endpoint, connection_options=AT_ONCE)  # type: ignore[arg-type]
-        reader.subscribe("t", taker(got), after=0)
-        await soon(writer.connect())
-        await soon(reader.connect())
-        done = writer.publish_many("t", sent)
-        cuts = 0
-        while not done.called:
-            await deferLater(reactor, rng.random() / 50)  # type: ignore[arg-type]
-            for client in (writer, reader):
-                if client.connection is not None and cuts < 40:
-                    client.connection.transport.abortConnection()
-                    cuts += 1
-        last = max(number for number, _ in got) if got else 0
-        await until(reactor, lambda: got and got[-1][1] == sent[-1])
-        assert [number for number, _ in got] == list(range(1, len(got) + 1)), f"after {last}"
-        assert list(dict.fromkeys(payload for _, payload in got)) == sent
-        await soon(writer.close())
-        await soon(reader.close())
-
-
-@pytest_twisted.ensureDeferred
-async def test_our_client_publishes_and_subscribes_over_a_unix_socket(tmp_path: Path) -> None:
-    got: list[tuple[int, bytes]] = []
-    path = tmp_path / "figg"
-    async with serving(tmp_path / "data", f"unix:{path}"):
-        client = FiggClient(reactor, clientFromString(reactor, f"unix:{path}"))  # type: ignore[arg-type]
-        client.subscribe("t", taker(got), after=0)
-        await soon(client.connect())
-        await soon(client.publish("t", b"near"))
-        await until(reactor, lambda: got)
-        await soon(client.close())
-    assert got == [(1, b"near")]
-
-
-@pytest_twisted.ensureDeferred
-async def test_a_paused_client_receives_nothing_and_after_resuming_misses_nothing(tmp_path: Path) -> None:
-    got: list[tuple[int, bytes]] = []
-    sent = [bytes([i % 256]) * 100_000 for i in range(200)]
-    async with serving(tmp_path, "tcp:0:interface=127.0.0.1") as (_, port):
-        endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{port}")
-        writer = FiggClient(reactor, endpoint)  # type: ignore[arg-type]
-        reader = FiggClient(reactor, endpoint)  # type: ignore[arg-type]
-        reader.subscribe("t", taker(got), after=0)
-        await soon(reader.connect())
-        await soon(writer.connect())
-        await soon(writer.publish("t", b"first"))
-        await until(reactor, lambda: got)
-        reader.pause()
-        await soon(writer.publish_many("t", sent))
-        assert len(got) <= 2
-        reader.resume()
-        await until(reactor, lambda: len(got) == 201)
-        assert [payload for _, payload in got[1:]] == sent
-        await soon(writer.close())
-        await soon(reader.close())

@@ -23,22 +23,12 @@ from typing import Any
 import attrs
 import pylogbeat
 import pytest
-import pytest_twisted
-from twisted.internet import reactor
-from twisted.internet.endpoints import clientFromString, wrapClientTLS
-from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
-from fyrehose.protocols.lumberjack.client import LumberjackClient
-from fyrehose.protocols.lumberjack.plugin import plugin
-from fyrehose.protocols.lumberjack.server import LumberjackSettings
-from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority, Issued
+from tests.live.conftest import FYREHOSE, resident
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 LOOPBACK = "tcp:0:interface=127.0.0.1"
 FIGG = f"figg={LOOPBACK}"
 BACKBONE = "backbone=udp:0:interface=127.0.0.1"
@@ -205,26 +195,6 @@ def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
     assert ("2000 events are recognized" in server.log) is (mode == "drop")
 
 
-def test_events_of_pylogbeat_are_routed_into_streams_by_their_content(start: Any, tmp_path: Path) -> None:
-    config = tmp_path / "routes.toml"
-    config.write_text('[[route]]\nlistener = "lumberjack"\nstream = "logs.{fields.service}"\n')
-    server = start("--config", str(config), "--listen", "lumberjack=tcp:0:interface=127.0.0.1")
-    sent = [{"n": n, "fields": {"service": ("web", "db")[n % 2]}} for n in range(5_000)]
-    sent.append({"n": 5_000})
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=60)
-    client.send([json.dumps(each) for each in sent])
-    client.close()
-    assert server.stop() == 0
-    found = subprocess.run(
-        [FYREHOSE, "journal", "dump", tmp_path / "data", "--format", "json"], capture_output=True, check=True
-    )
-    records = [json.loads(line) for line in found.stdout.splitlines()]
-    streams: dict[str, list[int]] = {}
-    for record in records:
-        streams.setdefault(record["stream"], []).append(json.loads(record["payload"])["n"])
-    assert streams == {"logs.web": [*range(0, 5_000, 2)], "logs.db": [*range(1, 5_000, 2)], "lumberjack": [5_000]}
-
-
 PROGRAM = """
 import json, logging, sys
 from logstash_async.handler import AsynchronousLogstashHandler
@@ -327,13 +297,6 @@ def descriptors(place: Place) -> int:
     return len(list(Path(f"/proc/{place.server.process.pid}/fd").iterdir()))
 
 
-def resident(pid: int) -> int:
-    """Return the largest memory that the process ever had, in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
-
-
 def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
     client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=60)
@@ -379,27 +342,6 @@ def compressed(documents: Sequence[bytes], level: int, version: int) -> bytes:
     return head + body
 
 
-def test_20_events_of_1_mb_arrive_at_the_first_attempt_whatever_the_limit_of_an_event(start: Any) -> None:
-    place = Place(
-        start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", "lumberjack.max-frame=1MiB")
-    )
-    dice = random.Random(7)
-    documents = [b"%02d" % n + dice.randbytes(500_000).hex().encode()[:999_998] for n in range(20)]
-    with raw_socket(place) as peer:
-        peer.sendall(compressed(documents, 3, 2))
-        assert acknowledgement(peer) == b"2A" + pack(">I", 20)
-    stored = place.tail("figg", 20, "--stream", "lumberjack")
-    assert stored == b"".join(documents)
-    assert place.server.stop() == 0
-    assert "20 records" in verified(place)
-
-
-def verified(place: Place) -> str:
-    """Return the output of ``journal verify`` for the journal of a server that has stopped."""
-    words = [FYREHOSE, "journal", "verify", place.server.directory / "data"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
-
-
 def poison() -> dict[str, list[bytes]]:
     """Return windows that Filebeat may send with its defaults, by a description."""
     dice = random.Random(13)
@@ -430,17 +372,6 @@ def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start
     assert hashlib.sha256(stored).digest() == digest.digest()
 
 
-def test_the_refusal_of_an_event_that_is_too_large_says_what_helps(start: Any) -> None:
-    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.max-frame=1MiB"))
-    for size, refused in (((1 << 20) - 1, False), (1 << 20, False), ((1 << 20) + 1, True)):
-        with raw_socket(place) as peer:
-            peer.sendall(b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, size) + b"x" * size)
-            assert acknowledgement(peer) == b"2A\0\0\0\1"
-        assert ("dead-letters from 127.0.0.1" in place.server.log) is refused
-    assert "lower the max_bytes of the writer's input" in place.server.log
-    assert "raise the option lumberjack.max-frame" in place.server.log
-
-
 def writers(*words: str) -> dict[str, Any]:
     """Run tests/verification/torture/lumberjack_writers.py; return its figures."""
     script = Path(__file__).parents[1] / "verification" / "torture" / "lumberjack_writers.py"
@@ -467,75 +398,3 @@ def test_250_writers_of_one_address_are_admitted_by_default(start: Any) -> None:
             peer.sendall(b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 2) + b"{}")
         assert [acknowledgement(peer) for peer in peers] == [b"2A" + pack(">I", 1)] * 250
     assert "too-many-connections" not in place.server.log
-
-
-def test_the_command_line_publishes(start: Any, tmp_path: Path) -> None:
-    place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
-    lines = tmp_path / "lines"
-    lines.write_text("".join(f'{{"n":{n}}}\n' for n in range(5_000)) + "text\n")
-    subprocess.run(
-        [FYREHOSE, "publish", "--protocol", "lumberjack", "--to", f"127.0.0.1:{place.port}", "--file", lines],
-        check=True,
-        timeout=60,
-        capture_output=True,
-    )
-    wanted = "".join(f'{{"n":{n}}}' for n in range(5_000)) + '{"message": "text"}'
-    assert place.tail("figg", 5_001, "--stream", "lumberjack") == wanted.encode()
-
-
-@pytest.mark.filterwarnings("ignore:Passing pyOpenSSL:DeprecationWarning")
-@pytest_twisted.ensureDeferred
-async def test_our_lumberjack_client_publishes_over_tls(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    own, writer = authority.issue("localhost", "localhost"), authority.issue("writer-7")
-    journal = MemoryJournal()
-    broker = Broker(reactor, journal, Sequencer())  # type: ignore[arg-type]
-    broker.open()
-    service = plugin.make_service(
-        reactor,
-        broker,
-        LOOPBACK,
-        LumberjackSettings(
-            tls_certificate=own.certificate,
-            tls_key=own.key,
-            tls_authorities=authority.certificate,
-            tls_client_auth="required",
-        ),
-    )
-    port = await service.startService()
-    context = optionsForClientTLS(
-        "localhost",
-        trustRoot=trustRootFromCertificates([Certificate.loadPEM(Path(authority.certificate).read_bytes())]),
-        clientCertificate=PrivateCertificate.loadPEM(
-            Path(writer.certificate).read_bytes() + Path(writer.key).read_bytes()
-        ),
-    )
-    plain = clientFromString(reactor, f"tcp:127.0.0.1:{port.getHost().port}")
-    client = LumberjackClient(reactor, [wrapClientTLS(context, plain)], window=100)  # type: ignore[arg-type]
-    try:
-        await client.connect()
-        await client.publish_many([b'{"n":%d}' % n for n in range(1_000)])
-        await client.publish_many([b'{"last":1}'])
-    finally:
-        await client.close()
-        await service.stopService()
-    records = [record for run in journal.read("lumberjack", 1, 1 << 30) for record in run.records()]
-    assert len(records) == 1_001
-    assert {record.producer.partition(" (127.0.0.1:")[0] for record in records} == {"writer-7"}
-
-
-def test_threat_a_writer_that_never_reads_acknowledgements_is_disconnected(start: Any) -> None:
-    """The server stops reading from a writer with a zero TCP window, then disconnects it, and serves another."""
-    server = start("--listen", f"lumberjack={LOOPBACK}", "--option", "lumberjack.timeout=1s")
-    where = ("127.0.0.1", int(server.port("lumberjack")))
-    with socket.socket() as deaf, socket.create_connection(where, timeout=60) as other:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
-        deaf.settimeout(60)
-        deaf.connect(where)
-        with suppress(ConnectionError):
-            for _ in range(10_000):
-                deaf.sendall(b"2W\0\0\0\0" * 20_000)
-                other.sendall(b"2W" + pack(">I", 1) + b"2J" + pack(">II", 7, 2) + b"{}")
-                assert acknowledgement(other) == b"2A" + pack(">I", 7)
-    assert "answers-unread" in server.log or "stalled-peer" in server.log
-    assert server.stop() == 0
