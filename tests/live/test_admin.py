@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fyrehose.testing.certificates import Authority
+from tests.live.conftest import FYREHOSE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 LISTENERS = ("--listen", "admin=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
 TOKEN = "0123456789abcdef0123"
 
@@ -70,11 +69,3 @@ def test_the_admin_listener_is_reached_with_tls_and_a_token(start: Any, tmp_path
     token.write_text("another one, that is wrong")
     assert "does not accept the token" in fyrehose("stats", *trusted, "--token-file", str(token), status=1)
     assert "certificate verification failed" in fyrehose("stats", "--url", url, status=1)
-
-
-@pytest.mark.parametrize("endpoint", ["tcp:0", "tcp:0:interface=0.0.0.0"])
-def test_public_admin_listener_requires_tls_and_a_token(start: Any, endpoint: str) -> None:
-    server = start("--listen", f"admin={endpoint}", ready=False)
-    assert server.ended() == 2
-    needed = "pass TLS (admin.tls-certificate) and a token (admin.token-file), or add interface=127.0.0.1"
-    assert needed in server.errors

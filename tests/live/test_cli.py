@@ -8,8 +8,6 @@ import pty
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,10 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port, free_ports
+from tests.live.conftest import FYREHOSE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 ROOT = Path(__file__).parents[2]
 BOTH = (
     *("--listen", "figg=tcp:0:interface=127.0.0.1"),
@@ -144,17 +142,6 @@ def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
         assert b"check the port and --protocol" in ended.stderr or b"a port of protocol http" in ended.stderr
 
 
-@pytest.mark.parametrize("protocol", ["figg", "http"])
-@pytest.mark.parametrize("since", ["start", "latest"])
-def test_tail_of_a_stream_that_does_not_exist_reports_that(server: Server, protocol: str, since: str) -> None:
-    command = server.words("tail", protocol, "TYPO")
-    with subprocess.Popen([*command, "--since", since], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
-        assert tail.stderr is not None
-        assert tail.stderr.readline() == b"fyrehose: stream 'TYPO' does not exist yet; waiting for its first message\n"
-        tail.terminate()
-        assert tail.communicate(timeout=60) == (b"", b"")
-
-
 @pytest.mark.parametrize("command", ["publish", "tail"])
 def test_a_command_on_a_stream_that_belongs_to_the_server_names_the_reason(server: Server, command: str) -> None:
     words = [*server.words(command, "figg", ".x"), *(["hello"] if command == "publish" else [])]
@@ -178,20 +165,6 @@ def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | 
         assert process.stdout is not None
         assert process.stdout.read() == b"after\nafter\nafter\n"
         assert process.returncode == 0
-
-
-@pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None)])
-def test_tail_ends_when_its_output_is_closed(server: Server, protocol: str, stream: str | None) -> None:
-    server.publish(data=b"".join(b"line %d\n" % n for n in range(5000)))
-    command = [*server.words("tail", protocol, stream), "--since", "start"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == b"line 0\n"
-        process.stdout.close()
-        server.publish("so that it writes again")
-        assert process.stderr.read() == b""
-        assert process.wait(60) == 141  # 128 + SIGPIPE
 
 
 def test_ctrl_c_ends_tail_without_an_error(server: Server) -> None:
@@ -243,37 +216,6 @@ def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: st
     assert ("did not answer within 2 s" if protocol == "backbone" else "cannot connect to") in ended.stderr
 
 
-def test_a_tail_gets_every_record_although_peers_do_not_answer(server: Server) -> None:
-    """300 clients with FLAGS=0 say that they would answer FORWARDs, and do not."""
-    server.publish(data=b"".join(b"%d\n" % i for i in range(2_000)))
-    at = ("127.0.0.1", server.running.port("backbone"))
-    mute = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(300)]
-    stop = threading.Event()
-
-    def keep_alive() -> None:
-        ended = False
-        while not ended:
-            for peer in mute:
-                peer.sendto(b"\x10" + bytes(4) + peer.getsockname()[1].to_bytes(2, "big") + bytes(6 + 16), at)
-            ended = stop.wait(1)
-
-    for peer in mute:
-        peer.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=keep_alive)
-    thread.start()
-    try:
-        for peer in mute:
-            assert peer.recv(17)[0] == 0x20
-            assert peer.recv(17)[0] == 0x20
-        words = ("--since", "start", "--count", "2000", "--timeout", "60s")
-        assert server.tail(*words, protocol="backbone", stream=None).count(b"\n") == 2_000
-    finally:
-        stop.set()
-        thread.join()
-        for peer in mute:
-            peer.close()
-
-
 def test_a_tail_that_misses_records_names_their_range() -> None:
     """The server is a plain socket that acknowledges, delivers 5, and answers no REQUEST."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as backbone:
@@ -312,18 +254,3 @@ def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:
     os.close(ours)
     assert shown == b"\\x1b]0;owned\\x07\\xff\r\n"
     assert server.tail("--since", "start", "--count", "1") == b"\x1b]0;owned\x07\xff\n", "a pipe gets every byte"
-
-
-def test_publish_fails_if_the_stream_refuses_a_message(server: Server, tmp_path: Path) -> None:
-    large = tmp_path / "large"
-    large.write_bytes(bytes(70_000))
-    words = [*server.words("publish", "figg", "backbone"), "--timeout", "3s", "--whole", str(large)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 1
-    assert "1 message (68.4 KiB) published, 0 acknowledged, 1 not acknowledged" in ended.stderr
-
-
-def test_publish_fails_if_a_file_cannot_be_read(server: Server) -> None:
-    words = [*server.words("publish", "figg", "s"), "--file", "/nowhere"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stderr) == (1, "fyrehose: cannot read /nowhere: No such file or directory\n")

@@ -27,6 +27,7 @@ from fyrehose.cli.cluster.commands import settings_of
 from fyrehose.cli.cluster.survey import survey
 from fyrehose.journal import scan
 from fyrehose.offline.verify import verify
+from tests.live.conftest import FYREHOSE
 
 pytestmark = [
     pytest.mark.live,
@@ -108,7 +109,7 @@ AGAIN = (
 
 def run(*words: str, status: int = 0) -> str:
     """Run a command of `fyrehose cluster`, again if it says so; it must end with *status*.  Return its output."""
-    command = [str(Path(sys.executable).with_name("fyrehose")), "cluster", *words]
+    command = [FYREHOSE, "cluster", *words]
     deadline = time.monotonic() + PATIENCE
     while True:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
@@ -271,7 +272,7 @@ def test_commands_with_all_addresses_find_the_leader(cluster: Cluster) -> None:
     places = ",".join(f"127.0.0.1:{server.ports[0]}" for server in (*followers, leader))
 
     def said(*words: str) -> str:
-        program = [str(Path(sys.executable).with_name("fyrehose"))]
+        program = [FYREHOSE]
         ended = subprocess.run([*program, *words], capture_output=True, text=True, timeout=PATIENCE)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -309,21 +310,6 @@ def test_an_orderly_stop_of_the_leader_hands_over_at_once(cluster: Cluster) -> N
     publish(cluster, b"after the stop")
     leader.start()
     check(cluster, [b"after the stop"])
-
-
-def test_an_operator_lets_another_server_lead(cluster: Cluster) -> None:
-    leader = leader_of(cluster)
-    wait_until_identical(cluster)
-    config = ("--config", str(leader.directory / "fyrehose.toml"))
-    wanted = next(server for server in cluster.servers.values() if server is not leader)
-    assert run("handover", wanted.name, *config) == f"{wanted.name} leads\n"
-    publish(cluster, b"after the handover")
-    wait_for_leader(cluster, lambda found: found is wanted)
-    assert run("maintenance", wanted.name, *config) == f"{wanted.name} is in maintenance, and does not lead\n"
-    publish(cluster, b"during the maintenance")
-    wait_for_leader(cluster, lambda found: found is not wanted)
-    assert run("maintenance", wanted.name, "--end", *config) == f"{wanted.name} may lead again\n"
-    check(cluster, [b"after the handover", b"during the maintenance"])
 
 
 def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> None:

@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ import pytest
 
 from fyrehose.protocols.figg.frames import Ack, Publish
 from fyrehose.protocols.figg.session import FiggClientSession
+from tests.live.conftest import FYREHOSE, stored
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 (BLOCK,) = re.findall(r"<!-- run: dead -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
-LISTEN = [word for name in ("http", "figg") for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
 CONFIG = """
 [[stream]]
 name = "small"
@@ -44,15 +42,6 @@ def send_again_until_acknowledged(port: int, messages: list[tuple[str, bytes]], 
         if acknowledged == len(messages):
             break
     return acknowledged
-
-
-def test_refused_message_stops_the_sdk_by_default(start: Any, tmp_path: Path) -> None:
-    config = tmp_path / "fyrehose.toml"
-    config.write_text(CONFIG.format(most=3))
-    messages = [("t", b"before"), ("small", b"too large"), ("t", b"behind it")]
-    server = start("--config", str(config), *LISTEN)
-    assert send_again_until_acknowledged(server.port("figg"), messages, attempts=2) == 1
-    assert server.stop() == 0
 
 
 def test_refused_message_is_kept_listed_replayed_and_deleted(start: Any, tmp_path: Path) -> None:
@@ -87,6 +76,4 @@ def test_refused_message_is_kept_listed_replayed_and_deleted(start: Any, tmp_pat
     assert "1 letter replayed" in dead(*replaying[1:])
     assert "there are no dead letters" in dead("list")
     assert server.stop() == 0
-    dump = [FYREHOSE, "journal", "dump", server.directory / "data", "--stream", "small", "--format", "json"]
-    stored = subprocess.run(dump, capture_output=True, check=True, timeout=60).stdout.splitlines()
-    assert [json.loads(line)["payload"] for line in stored] == ["too large"]
+    assert [each["payload"] for each in stored(server.directory / "data", "small")] == ["too large"]

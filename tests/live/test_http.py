@@ -8,16 +8,15 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fyrehose.testing.certificates import Authority
+from tests.live.conftest import FYREHOSE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -144,12 +143,9 @@ def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) ->
     assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
 
 
-FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
-
-
 def tail(server: Any, *words: str) -> list[str]:
     at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
-    ended = subprocess.run([*FYREHOSE, "tail", *at, *words], capture_output=True, text=True, timeout=100, check=True)
+    ended = subprocess.run([FYREHOSE, "tail", *at, *words], capture_output=True, text=True, timeout=100, check=True)
     return ended.stdout.splitlines()
 
 
@@ -188,7 +184,7 @@ def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) ->
     url = f"http://127.0.0.1:{server.port('http')}/streams"
     curl("-d", "before", f"{url}/logs.a")
     at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
-    command = [*FYREHOSE, "tail", *at, "--stream", "logs.*", "--count", "2"]
+    command = [FYREHOSE, "tail", *at, "--stream", "logs.*", "--count", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         heard: list[str] = []
@@ -203,18 +199,3 @@ def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) ->
         assert follower.wait(60) == 0
     assert len(heard) == 2
     assert set(heard) <= {"logs.a: x\n", "logs.b: y\n"}
-
-
-def test_the_command_line_publishes_lines_and_files(start: Any, tmp_path: Path) -> None:
-    server = start("--listen", "http=tcp:0:interface=127.0.0.1")
-    lines = [f"line {n}" for n in range(5_000)] + ["", "last"]
-    (tmp_path / "lines").write_text("\n".join(lines))
-    to = ("publish", "--protocol", "http", "--to", f"127.0.0.1:{server.port('http')}", "--stream", "s")
-    for words in (("--file", str(tmp_path / "lines")), ("--whole", "--file", str(tmp_path / "lines"))):
-        done = subprocess.run([*FYREHOSE, *to, *words], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/s?limit=9000") as answer:
-        payloads = [json.loads(line)["payload"] for line in answer.read().splitlines()]
-    assert payloads[:5_000] == lines[:5_000]
-    assert payloads[-1] == "\n".join(lines)
-    assert server.stop() == 0

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
-PATIENCE = 60.0
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = pytest.mark.live
 
@@ -21,7 +19,7 @@ def run(lines_path: list[Path]) -> Any:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, lines_path))}
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(FYREHOSE), *words]
+        command = [FYREHOSE, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
 
     return call
@@ -38,9 +36,3 @@ def test_commands_use_the_client_of_an_installed_plugin(start: Any, run: Any) ->
     refused = run("publish", "--protocol", "lines", "--to", at, "--stream", "no tes", "x")
     assert refused.returncode == 2
     assert "without spaces" in refused.stderr
-
-
-def test_commands_report_a_protocol_without_a_client(run: Any) -> None:
-    refused = run("publish", "--protocol", "admin", "--stream", "s", "x")
-    assert refused.returncode == 2
-    assert "protocol admin has no command-line client" in refused.stderr

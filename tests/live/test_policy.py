@@ -22,10 +22,10 @@ import pytest
 from fyrehose.protocols.figg.frames import Ack, Attach, Attached, DataRun, Ping, Pong, Publish
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.testing.certificates import Authority, Issued
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-PATIENCE = 60.0
 WRITER = '[[allow]]\ncertificate = "writer"\npublish = "logs.*"\n'
 READER = '[[allow]]\ncertificate = "reader"\nsubscribe = "logs.*"\n'
 
@@ -186,9 +186,6 @@ def test_policy_and_certificates_are_read_again(start: Any, connect: Any, author
     assert server.stop() == 0
 
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
-
-
 def test_publish_and_tail_work_over_tls(start: Any, authority: Authority, tmp_path: Path) -> None:
     server = start(*secured(authority, tmp_path, WRITER + READER))
     to = f"localhost:{server.port('figg')}"
@@ -274,13 +271,6 @@ def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
         assert said.stderr.startswith(f"fyrehose: TLS handshake with figg at {place} failed: ")
         assert wrong in said.stderr
         assert said.stderr.count("\n") == 1
-
-
-def test_a_public_listener_without_a_policy_is_refused(start: Any) -> None:
-    server = start("--listen", "figg=tcp:0", ready=False)
-    assert server.ended() == 2
-    assert server.errors.startswith("twistd fyrehose: --listen figg=tcp:0: refusing to listen on a public address")
-    assert "--policy FILE" in server.errors
 
 
 #: A program that starts its arguments with a public listening socket, as a systemd socket unit does.

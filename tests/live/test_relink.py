@@ -25,11 +25,11 @@ from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port
+from tests.live.conftest import FYREHOSE
 
 pytestmark = pytest.mark.live
 
 TORTURE = Path(__file__).parents[1] / "verification" / "torture"
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: How many clients reconnect together; FYREHOSE_CROWD=1000 takes half a minute.
 CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))
 LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1", "--option", "relink.max-per-host=2000")
@@ -90,7 +90,7 @@ async def test_a_crowd_at_one_address_keeps_its_links_over_an_orderly_restart(st
 
 
 def command(*words: str, lines: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(FYREHOSE), *words], input=lines, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([FYREHOSE, *words], input=lines, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("options", [("--cuts", "30"), ("--cuts", "10", "--kills", "3")])
@@ -166,12 +166,6 @@ async def test_a_subscriber_that_lost_its_link_misses_and_repeats_nothing(start:
     endpoint.port = server.port("relink")
     await settled(lambda: got == {"busy": [(1, b"1"), (2, b"2")], "quiet?@1": [(1, b"1")]}, lambda: str(got))
     await gatherResults([reader.close() for reader in readers])
-
-
-def test_a_command_reports_a_protocol_without_transactions(start: Any) -> None:
-    said = command("publish", "--protocol", "figg", "--stream", "s", "--transaction", "5", "x")
-    assert said.returncode != 0
-    assert "figg has no transactions" in said.stderr
 
 
 @pytest_twisted.ensureDeferred

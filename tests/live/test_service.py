@@ -7,24 +7,18 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from tests.live.conftest import until
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -122,10 +116,6 @@ def test_fyrehose_serve_runs_the_same_server(start: Any) -> None:
     assert server.errors == ""
     server = start("--listen", LINES, command=SERVE, before=(), name=())
     assert kept(server.port("lines"), 1) == [b"one"]
-    second = start("--data-dir", "data", "--listen", LINES, command=SERVE, before=(), name=(), ready=False)
-    assert second.ended() == 5
-    assert second.errors.startswith(f"fyrehose serve: the journal {server.directory / 'data'} is in use by another")
-    assert second.errors.count("\n") == 1
 
 
 def get(url: str, timeout: float = 60) -> tuple[int, bytes]:
@@ -224,18 +214,6 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
     assert server.stop() == 0
 
 
-def test_a_suspended_process_does_not_count_as_stalled(start: Any) -> None:
-    server = start("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1")
-    server.process.send_signal(signal.SIGSTOP)
-    time.sleep(4)
-    server.process.send_signal(signal.SIGCONT)
-    publish(server.port("lines"), b"one")
-    server.wait_for("the process did not run for ")
-    assert "a turn of the reactor" not in server.log
-    health = json.loads(get(f"http://127.0.0.1:{server.port('admin')}/health")[1])
-    assert (health["ok"], health["stalls"]) == (True, 0)
-
-
 @REAL
 def test_aborted_server_writes_the_stacks_of_its_threads(start: Any) -> None:
     """systemd aborts a server whose reactor hangs."""
@@ -314,61 +292,12 @@ def test_180_simultaneous_connections_fit_into_the_backlog(start: Any) -> None:
         peer.close()
 
 
-def test_a_port_that_is_in_use_ends_the_start_with_status_1(start: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = start("--listen", LINES, "--listen", f"lines/b=tcp:{port}:interface=127.0.0.1", ready=False)
-        assert server.ended() == 1
-    assert f"127.0.0.1 port {port}: Address already in use" in one_line(server.errors)
-    assert not server.directory.joinpath("twistd.pid").exists()
-    assert "Traceback" not in server.log
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        (
-            ["--listen", "lines=tcp:nonsense"],
-            2,
-            "invalid --listen lines=tcp:nonsense: expected a port from 0 to 65535 after tcp:",
-        ),
-        (["--option", "backbone.stream="], 2, "invalid value '' for option backbone.stream: expected a name"),
-        (["--durability", "maybe"], 2, "invalid value 'maybe' for option journal.durability"),
-        (["--data-dir", "/proc/nowhere"], 1, "cannot use the journal's directory /proc/nowhere"),
-    ],
-)
-def test_an_invalid_option_ends_the_start_with_its_own_status(
-    start: Any, words: list[str], status: int, said: str
-) -> None:
-    server = start(*words, ready=False)
-    assert server.ended() == status
-    assert said in one_line(server.errors)
-
-
 def test_a_journal_that_is_in_use_ends_the_start(start: Any) -> None:
     first = start("--listen", LINES)
     second = start("--listen", LINES, ready=False, before=("-n", "--pidfile", "second.pid"))
     assert second.ended() == 5
     assert f"is in use by another process (pid {first.process.pid})" in one_line(second.errors)
     assert first.process.poll() is None
-
-
-def test_a_damaged_journal_ends_the_start(start: Any) -> None:
-    server = start("--listen", LINES)
-    for _ in range(3):
-        publish(server.port("lines"), b"x" * 1000)
-    server.stop()
-    segment = next(server.directory.joinpath("data").glob("*.segment"))
-    damaged = bytearray(segment.read_bytes())
-    damaged[damaged.index(b"x" * 1000) + 500] ^= 1
-    segment.write_bytes(damaged)
-    server = start("--listen", LINES, ready=False)
-    assert server.ended() == 3
-    one_line(server.errors)
-    assert segment.read_bytes() == damaged, "nothing was changed"
-    server = start("--listen", LINES, "--quarantine")
-    publish(server.port("lines"), b"and on")
-    assert server.stop() == 0
 
 
 #: A program that runs twistd on a disk whose calls fail as the names of files in its directory say.
@@ -422,25 +351,6 @@ def test_a_full_disk_does_not_end_the_server(start: Any) -> None:
     assert server.stop() == 0
 
 
-@REAL
-def test_an_ssl_endpoint_of_twisted_works(start: Any, tmp_path: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    certificate = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    certificate = certificate.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
-    certificate = certificate.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
-    pem, private = tmp_path / "cert.pem", tmp_path / "key.pem"
-    pem.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    server = start("--listen", f"lines=ssl:0:interface=127.0.0.1:privateKey={private}:certKey={pem}")
-    context = ssl.create_default_context(cafile=pem)
-    with connect(server.port("lines")) as plain, context.wrap_socket(plain, server_hostname="localhost") as peer:
-        peer.sendall(b"+log " + b"x" * 60_000 + b"\n")
-        assert receive(peer, 5) == b"ok 1\n"
-    assert server.stop() == 0
-
-
 def test_a_listener_on_a_unix_socket_works(start: Any, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     server = start("--listen", f"lines=unix:{path}")
@@ -453,18 +363,6 @@ def test_a_listener_on_a_unix_socket_works(start: Any, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_listener_on_a_socket_of_systemd_works(start: Any) -> None:
-    passing = (
-        "import os, socket, sys; listening = socket.create_server(('127.0.0.1', 0));"
-        "os.dup2(listening.fileno(), 3); os.set_inheritable(3, True);"
-        "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='lines');"
-        "os.execv(sys.argv[1], sys.argv[1:])"
-    )
-    server = start("--listen", "lines=systemd:domain=INET:name=lines", command=(sys.executable, "-c", passing))
-    publish(server.port("lines"), b"x")
-    assert server.stop() == 0
-
-
 @REAL
 def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
     """Like logrotate: with `create` a new file already exists, without it there is none."""
@@ -472,46 +370,24 @@ def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
     parent = start("--data-dir", "data", "--listen", LINES, before=before, ready=False)
     assert parent.ended() == 0
     log, moved, again = (parent.directory / name for name in ("daemon.log", "daemon.log-1", "daemon.log-2"))
-    wait_until(lambda: "serving" in log.read_text())
+    until(lambda: "serving" in log.read_text())
     pid = int(parent.directory.joinpath("daemon.pid").read_text())
     try:
         log.rename(moved)
         os.kill(pid, signal.SIGUSR1)
-        wait_until(log.exists)
+        until(log.exists)
         os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: "reloaded" in log.read_text())
+        until(lambda: "reloaded" in log.read_text())
         log.rename(again)
         log.touch(0o644)
         os.kill(pid, signal.SIGUSR1)
-        wait_until(lambda: str(log) in [os.path.realpath(each) for each in Path(f"/proc/{pid}/fd").iterdir()])
+        until(lambda: str(log) in [os.path.realpath(each) for each in Path(f"/proc/{pid}/fd").iterdir()])
         os.kill(pid, signal.SIGHUP)
-        wait_until(lambda: "reloaded" in log.read_text())
+        until(lambda: "reloaded" in log.read_text())
         assert "reloaded" not in moved.read_text()
         assert again.read_text().count("reloaded") == 1
         assert {path.stat().st_mode & 0o777 for path in (log, moved, again)} == {moved.stat().st_mode & 0o777}
     finally:
         os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not parent.directory.joinpath("daemon.pid").exists())
+    until(lambda: not parent.directory.joinpath("daemon.pid").exists())
     assert not parent.directory.joinpath("daemon.log.1").exists()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@REAL
-def test_server_runs_as_a_daemon(start: Any) -> None:
-    before = ("--pidfile", "daemon.pid", "--logfile", "daemon.log")
-    parent = start("--listen", LINES, ready=False, before=before)
-    assert parent.ended() == 0
-    log = parent.directory / "daemon.log"
-    while not log.exists() or "serving\n" not in log.read_text():
-        time.sleep(0.01)
-    pid = int(parent.directory.joinpath("daemon.pid").read_text())
-    os.kill(pid, signal.SIGTERM)
-    while parent.directory.joinpath("daemon.pid").exists():
-        time.sleep(0.01)
-    assert "stopping: SIGTERM" in log.read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from contextlib import closing
 from http.client import HTTPConnection
@@ -23,11 +22,10 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline import dump
 from fyrehose.records import Run
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
-PATIENCE = 60.0
 #: The listeners of the server.
 LISTEN = {
     "figg": "tcp:0",
@@ -213,33 +211,3 @@ def test_a_live_subscriber_receives_records_when_a_retired_stream_returns(start:
     assert lines[0].endswith(b":2\n")
     assert server.tail("figg", "start", 1) == [2]
     assert server.tail("relink", "1", 1) == [2]
-
-
-def test_the_stream_of_a_listener_is_not_retired(start: Any) -> None:
-    server = Server(start)
-    server.publish("backbone")
-    status, _, said = server.ask("DELETE", "/streams/backbone")
-    assert (status, b"the listener backbone is bound to it" in said) == (409, True)
-    assert server.numbers("backbone") == [1]
-
-
-def test_a_reload_of_the_policy_changes_the_right_to_administer(start: Any, tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    rule = '[[allow]]\nnetwork = "127.0.0.1"\npublish = "*"\nsubscribe = "*"\n'
-    policy.write_text(rule)
-    server = Server(start, "--policy", str(policy))
-    server.publish("s")
-    assert server.ask("DELETE", "/streams/s")[0] == 401
-    policy.write_text(rule + 'administer = "s"\n')
-    server.process.reload()
-    assert server.ask("DELETE", "/streams/s")[0] == 204
-
-
-def test_a_stream_whose_records_are_too_old_retires_by_itself(start: Any, tmp_path: Path) -> None:
-    write_old_records(tmp_path / "data", 1800, "old", "kept")
-    config = tmp_path / "fyrehose.toml"
-    config.write_text('[option.server]\nretire-idle = "1s"\n[[stream]]\nname = "old"\nkeep-age = "20m"\n')
-    server = Server(start, "--config", str(config))
-    server.process.wait_for("stream 'old' was retired by server.retire-idle")
-    assert names(server) == ["kept"]
-    assert server.publish("old") == 4

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from http.client import HTTPConnection, HTTPException
@@ -17,89 +16,21 @@ from typing import Any
 
 import pytest
 
+from tests.live.conftest import FYREHOSE, listening
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-#: The command, also where its script is not installed.
-FYREHOSE = [str(Path(sys.executable).with_name("fyrehose"))]
-LISTEN = [word for name in ("http", "relink") for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
+LISTEN = listening("http", "relink")
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
-MESSAGES = 400
 
 
-class Consumer:
-    """Reads the subscription "billing" by HTTP and acknowledges it, until the server ends.
-
-    :ivar sent: the highest number whose acknowledgement was sent
-    :ivar answered: the highest number whose acknowledgement was answered
-    :ivar order: the numbers that were read, in order
-    """
-
-    def __init__(self) -> None:
-        self.sent = self.answered = 0
-        self.order: list[int] = []
-        self.problems: list[str] = []
-
-    def run(self, port: int, dice: random.Random) -> None:
-        """Consume until the connection is lost."""
-        connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        try:
-            while self.answered < MESSAGES:
-                self._round(connection, dice)
-        except (OSError, HTTPException):
-            return
-        finally:
-            connection.close()
-
-    def _round(self, connection: HTTPConnection, dice: random.Random) -> None:
-        connection.request("GET", f"/streams/orders?subscription=billing&limit={dice.randint(1, 9)}&wait=5")
-        seqs = [json.loads(line)["seq"] for line in connection.getresponse().read().splitlines()]
-        if not seqs:
-            return
-        if seqs[0] != self.answered + 1 and not self.answered < seqs[0] <= self.sent + 1:
-            self.problems.append(f"read {seqs[0]} after {self.answered} was acknowledged, and {self.sent} sent")
-        self.order += seqs
-        self.sent = max(self.sent, seqs[-1])
-        connection.request("POST", "/subscriptions/billing/ack", json.dumps({"seq": seqs[-1]}))
-        response = connection.getresponse()
-        answer = json.loads(response.read())
-        if response.status == 200:
-            self.answered = answer["position"]
-
-
-def shown(port: int, name: str = "billing") -> Any:
+def shown(port: int, name: str) -> Any:
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", f"/subscriptions/{name}")
     try:
         return json.loads(connection.getresponse().read())
     finally:
         connection.close()
-
-
-def test_positions_of_subscriptions_are_exact_over_kills(start: Any) -> None:
-    """Kill the server while a client consumes: a position never falls behind an answer, nor runs ahead of a request."""
-    dice = random.Random(1)
-    server = start(*LISTEN)
-    connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=60)
-    body = b"".join(b'{"n": %d}\n' % n for n in range(MESSAGES))
-    connection.request("POST", "/streams/orders", body, {"Content-Type": "application/x-ndjson"})
-    assert json.loads(connection.getresponse().read())["last"] == MESSAGES
-    connection.close()
-    consumer = Consumer()
-    for _ in range(6):
-        thread = threading.Thread(target=consumer.run, args=(server.port("http"), dice))
-        thread.start()
-        time.sleep(dice.random() * 0.4)
-        server.stop(signal.SIGKILL)
-        thread.join(100)
-        server = start(*LISTEN)
-        if consumer.answered:
-            position = shown(server.port("http"))["position"]
-            assert consumer.answered <= position <= consumer.sent
-            consumer.answered = position  # the answer to the last acknowledgement may have been lost
-    consumer.run(server.port("http"), dice)
-    assert consumer.problems == []
-    assert set(consumer.order) == set(range(1, MESSAGES + 1))
-    assert shown(server.port("http"))["position"] == MESSAGES
 
 
 class Everything:
@@ -181,7 +112,7 @@ def test_the_examples_of_the_subscriptions_page_run(start: Any) -> None:
         command, _, expected = example.partition("\n")
         words = shlex.split(command.replace("127.0.0.1:8117", f"127.0.0.1:{server.port('http')}"))
         if words[0] == "fyrehose":
-            words[:1] = FYREHOSE
+            words[:1] = [FYREHOSE]
             if "relink" in words:
                 words += ["--from", f"127.0.0.1:{server.port('relink')}", "--idle", "60s"]
             else:
