@@ -84,6 +84,36 @@ class Bench:
         close_files(self.directory)
 
 
+def opened(
+    directory: Path,
+    files: Files | None = None,
+    now: Callable[[], int] = lambda: 1_000_000,
+    monotonic: Callable[[], int] | None = None,
+    worker: Worker | None = None,
+    pace: Pace | None = None,
+    stream_age: Callable[[str], float] | None = None,
+    **settings: Any,
+) -> Bench:
+    """Open the journal in *directory*; without a worker of the test, commits are done at once."""
+    clock, observer = Clock(), Observer()
+    settings = {"min_free": 0, "segment_size": 1 << 20} | settings
+    journal = FileJournal(
+        clock,
+        directory,
+        JournalSettings(**settings),
+        files=files or Files(),
+        clock=RecordClock(now, monotonic or (lambda: int(clock.seconds() * 1_000_000))),
+        worker=worker or InlineWorker(),
+        pace=pace,
+        stream_age=stream_age,
+    )
+    outcome: list[Any] = []
+    journal.open(observer).addBoth(outcome.append)
+    if not isinstance(outcome[0], Mapping):
+        outcome[0].raiseException()
+    return Bench(directory, journal, clock, observer, {s: end + 1 for s, end in outcome[0].items()})
+
+
 Opener = Callable[..., Bench]
 
 
@@ -92,35 +122,9 @@ def open_journal(tmp_path: Path) -> Iterator[Opener]:
     """Return a function that opens the journal of this test; it may be called again after a stop."""
     benches: list[Bench] = []
 
-    def open_it(
-        files: Files | None = None,
-        now: Callable[[], int] = lambda: 1_000_000,
-        monotonic: Callable[[], int] | None = None,
-        worker: Worker | None = None,
-        pace: Pace | None = None,
-        stream_age: Callable[[str], float] | None = None,
-        directory: Path = tmp_path / "j",
-        **settings: Any,
-    ) -> Bench:
-        clock, observer = Clock(), Observer()
-        settings = {"min_free": 0, "segment_size": 1 << 20} | settings
-        journal = FileJournal(
-            clock,
-            directory,
-            JournalSettings(**settings),
-            files=files or Files(),
-            clock=RecordClock(now, monotonic or (lambda: int(clock.seconds() * 1_000_000))),
-            worker=worker or InlineWorker(),
-            pace=pace,
-            stream_age=stream_age,
-        )
-        opened: list[Any] = []
-        journal.open(observer).addBoth(opened.append)
-        if not isinstance(opened[0], Mapping):
-            opened[0].raiseException()
-        bench = Bench(directory, journal, clock, observer, {s: end + 1 for s, end in opened[0].items()})
-        benches.append(bench)
-        return bench
+    def open_it(files: Files | None = None, directory: Path = tmp_path / "j", **how: Any) -> Bench:
+        benches.append(opened(directory, files, **how))
+        return benches[-1]
 
     yield open_it
     for bench in benches:

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,33 +17,19 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.interfaces import IJournalObserver, JournalState
-from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline.dump import runs
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
-from fyrehose.testing.ports import free_port
+from tests.doubles.opened_journal import opened
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 LISTEN = ("--listen", "http=tcp:0:interface=127.0.0.1", "--listen", "figg=tcp:0:interface=127.0.0.1")
 #: Small segments, so that many are sealed while a copy is made.
 SMALL = ("--option", "journal.segment-size=256K", "--option", "journal.min-free=1M")
-PATIENCE = 60.0
-
-
-@implementer(IJournalObserver)
-class Nobody:
-    def durable(self, ends: Any) -> None: ...
-
-    def state_changed(self, state: JournalState, reason: str) -> None: ...
 
 
 @attrs.define(eq=False)
@@ -114,13 +99,7 @@ def numbers(directory: Path) -> dict[str, list[int]]:
 
 def recovered(directory: Path) -> dict[str, list[int]]:
     """Return the messages that a server finds when it starts in the directory."""
-    settings = JournalSettings(min_free=0, segment_size=256 << 10)
-    journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
-    opened: list[Any] = []
-    journal.open(Nobody()).addBoth(opened.append)
-    if not isinstance(opened[0], dict):
-        opened[0].raiseException()
-    journal.close()
+    opened(directory, segment_size=256 << 10).close()
     return numbers(directory)
 
 
@@ -215,12 +194,6 @@ class Following:
             assert time.monotonic() < deadline, f"{look(self.target)} does not reach {position}"
             time.sleep(0.02)
 
-    def wait_until_it_says(self, words: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while words not in self.errors.read_text():
-            assert time.monotonic() < deadline, f"no {words!r} in {self.errors.read_text()!r}"
-            time.sleep(0.02)
-
     def end(self, number: signal.Signals) -> str:
         """Stop the backup by a signal; return its output."""
         self.process.send_signal(number)
@@ -291,37 +264,3 @@ def test_backups_follow_a_server_through_a_restart_and_are_restored(
 def numbers_after(directory: Path) -> dict[str, int]:
     """Return the number of the next message, by stream."""
     return {stream: len(listed) for stream, listed in numbers(directory).items()}
-
-
-def test_a_backup_waits_for_a_served_journal_that_cannot_be_reached(
-    start: Any, follow: Callable[..., Following], tmp_path: Path
-) -> None:
-    server = start(*LISTEN, *SMALL)
-    source, target = tmp_path / "data", tmp_path / "far"
-    port = free_port()
-    serving = served(source, port)
-    assert serving.stdout is not None
-    assert serving.stdout.readline().rstrip().endswith(f":{port}")
-    with Load(server.port("http")) as load:
-        load.wait_for_more(100)
-        following = follow(f"http://127.0.0.1:{port}", target)
-        following.wait_until_complete_to(1)
-        serving.terminate()
-        serving.communicate(timeout=PATIENCE)
-        following.wait_until_it_says("does not answer")
-        load.wait_for_more(100)
-    serving = served(source, port)
-    following.wait_until_it_says("is reachable again")
-    following.wait_until_complete_to(look(source).mark)
-    following.end(signal.SIGTERM)
-    serving.terminate()
-    serving.communicate(timeout=PATIENCE)
-    lines = following.errors.read_text().splitlines()
-    assert len(lines) == 2, lines
-    assert "trying again until that is over" in lines[0]
-    assert "is reachable again; the backup is complete up to position" in lines[1]
-
-
-def served(directory: Path, port: int) -> subprocess.Popen[str]:
-    command = [FYREHOSE, "journal", "serve", "--listen", f"127.0.0.1:{port}", str(directory)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

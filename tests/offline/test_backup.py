@@ -12,8 +12,6 @@ from typing import Any
 import attrs
 import pytest
 from crc32c import crc32c
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.errors import (
     ConfigError,
@@ -25,17 +23,12 @@ from fyrehose.errors import (
     JournalLocked,
     JournalUnreachable,
 )
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots, subscriptions
-from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import RESTORING
 from fyrehose.journal.ends import END
 from fyrehose.journal.files import Files, SteppedFiles
-from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.streams import StreamLimits, Streams
 from fyrehose.offline import backup as backups
 from fyrehose.offline.backup import Backup, SourceBehind, restore
@@ -45,18 +38,11 @@ from fyrehose.offline.mirror import Copied, Replica
 from fyrehose.offline.places import Directory, Missing
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
-from fyrehose.records import Run
-from tests.doubles.appending import append_runs
 from tests.doubles.disk import RecordingFiles, images
+from tests.doubles.files import FaultyFiles
+from tests.doubles.opened_journal import opened
 
 Opener = Callable[..., Any]
-
-
-@implementer(IJournalObserver)
-class Silent:
-    def durable(self, ends: Any) -> None: ...
-
-    def state_changed(self, state: JournalState, reason: str) -> None: ...
 
 
 def fill(bench: Any, count: int, size: int = 300) -> None:
@@ -81,12 +67,7 @@ def numbers(directory: Path) -> list[int]:
 
 def started(directory: Path, quarantine: bool = False) -> list[int]:
     """Start a server in the directory; return the messages that it serves."""
-    journal = FileJournal(Clock(), directory, JournalSettings(min_free=0, quarantine=quarantine), worker=InlineWorker())
-    opened: list[Any] = []
-    journal.open(Silent()).addBoth(opened.append)
-    if not isinstance(opened[0], dict):
-        opened[0].raiseException()
-    journal.close()
+    opened(directory, quarantine=quarantine).close()
     return numbers(directory)
 
 
@@ -391,40 +372,21 @@ class TestInterruption:
         """Files that "kill" the process at change number *after*, which is done by half or not at all."""
         killed, count = self.Killed, [0]
 
-        class Mortal(SteppedFiles):
-            def step(self) -> bool:
-                """Return whether this change is the last one."""
+        class Mortal(FaultyFiles):
+            def _count(self, name: str) -> bool:
+                count[0] += name in ("write", "sync", "truncate", "rename", "unlink")
                 if count[0] > after:
                     raise killed
-                count[0] += 1
-                return count[0] > after
+                return False
 
             def write(self, fd: int, data: Any, offset: int) -> None:
-                if self.step():
-                    if half:
-                        super().write(fd, bytes(data)[: len(data) // 2], offset)
-                    raise killed
-                super().write(fd, data, offset)
-
-            def sync(self, fd: int) -> None:
-                if self.step():
-                    raise killed
-                super().sync(fd)
-
-            def truncate(self, fd: int, size: int) -> None:
-                if self.step():
-                    raise killed
-                super().truncate(fd, size)
-
-            def rename(self, old: Path, new: Path) -> None:
-                if self.step():
-                    raise killed
-                super().rename(old, new)
-
-            def unlink(self, path: Path) -> None:
-                if self.step():
-                    raise killed
-                super().unlink(path)
+                alive = count[0] <= after
+                try:
+                    super().write(fd, data, offset)
+                except killed:
+                    if alive and half:
+                        SteppedFiles.write(self, fd, bytes(data)[: len(data) // 2], offset)
+                    raise
 
         return Mortal()
 
@@ -562,24 +524,14 @@ class TestInterruption:
 
 
 class TestRefusals:
-    def test_another_journal_is_refused(self, source: Any, tmp_path: Path) -> None:
+    def test_another_journal_is_refused(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
         target, other = tmp_path / "b", tmp_path / "other"
         backed_up(source.directory, target)
-        journal = FileJournal(
-            Clock(),
-            other,
-            JournalSettings(min_free=0, segment_size=4096),
-            worker=InlineWorker(),
-            clock=RecordClock(lambda: 5),
-        )
-        journal.open(Silent())
-        for number in range(60):
-            append_runs(journal, [Run.of("s", [b"%06d" % number + bytes(300)], source="test")], [number + 1])
+        fill(open_journal(directory=other, segment_size=4096, now=lambda: 5), 60)
         before = {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()}
         with pytest.raises(JournalError, match=r"is another journal \(identity \w{32}\) than the one that was copied"):
             backed_up(other, target)
         assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == before
-        journal.close()
 
     def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from click.testing import CliRunner
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose import __version__
 from fyrehose.cli import main
@@ -21,34 +18,15 @@ from fyrehose.cli.client.remote import RemoteServer
 from fyrehose.cli.doctor.findings import Finding, Level
 from fyrehose.cli.doctor.journal import DAY_S, backups, journal, judged_unit, seconds, server, unit
 from fyrehose.errors import FyrehoseError
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan, subscriptions
-from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
-from fyrehose.records import Run
-from tests.doubles.appending import append_runs
+from tests.doubles.opened_journal import opened
 
 
-@implementer(IJournalObserver)
-class Nobody:
-    def durable(self, ends: Mapping[str, int]) -> None:
-        pass
-
-    def state_changed(self, state: JournalState, reason: str) -> None:
-        pass
-
-
-def write(directory: Path, first: int = 1, now: float | None = None) -> None:
-    """Write a record into the journal in *directory*."""
-    moment = int((time.time() if now is None else now) * 1e6)
-    opened = FileJournal(
-        Clock(), directory, JournalSettings(min_free=0), clock=RecordClock(lambda: moment), worker=InlineWorker()
-    )
-    opened.open(Nobody())
-    append_runs(opened, [Run.of("log", [b"x" * 1000], source="test")], [first])
-    opened.close()
+def write(directory: Path, ahead: float = 0.0) -> None:
+    """Write a record into the journal in *directory*, by a clock that is so many seconds ahead."""
+    bench = opened(directory, now=lambda: int((time.time() + ahead) * 1e6))
+    bench.append(b"x" * 1000, stream="log")
+    bench.close()
     directory.chmod(0o700)
 
 
@@ -108,7 +86,7 @@ def test_bytes_that_were_set_aside_are_noted(data: Path) -> None:
 
 
 def test_clock_behind_the_newest_record_is_reported(tmp_path: Path) -> None:
-    write(tmp_path / "data", now=time.time() + 7200)
+    write(tmp_path / "data", ahead=7200)
     assert worse(journal(tmp_path / "data", None)) == [(Level.WARNING, "clock")]
 
 
@@ -166,7 +144,7 @@ def test_backup_shorter_than_its_vouched_end_is_an_error(data: Path, tmp_path: P
 
 def test_backup_ahead_of_the_journal_is_an_error(data: Path, tmp_path: Path) -> None:
     older = Path(shutil.copytree(data, tmp_path / "older"))
-    write(data, first=2)
+    write(data)
     (found,) = backups(older, (copied(data, tmp_path / "copy"),), DAY_S)
     assert found.level is Level.ERROR
     assert "ahead of the journal" in found.what
@@ -174,7 +152,7 @@ def test_backup_ahead_of_the_journal_is_an_error(data: Path, tmp_path: Path) -> 
 
 def test_backup_whose_end_is_unknown_is_a_warning(data: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(copied(data, tmp_path / "b"), tmp_path / "copy"))
-    write(data, first=2)
+    write(data)
     shutil.copy(copied(data, tmp_path / "newer") / "MARK", place / "MARK")  # as a copy that ends between two batches
     (place / "END").unlink()
     (found,) = backups(data, (place,), DAY_S)
@@ -184,7 +162,7 @@ def test_backup_whose_end_is_unknown_is_a_warning(data: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("age", "level"), [(3600.0, Level.NOTE), (3 * DAY_S, Level.WARNING)])
 def test_incomplete_backup_is_reported_when_it_is_too_old(age: float, level: Level, data: Path, tmp_path: Path) -> None:
     place = copied(data, tmp_path / "copy")
-    write(data, first=2)
+    write(data)
     aged(place, age)
     found = list(backups(data, (place,), DAY_S))
     assert max(each.level for each in found) is level

@@ -6,32 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.cli import main
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan, subscriptions
-from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
-from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
-from fyrehose.records import Run
-from tests.doubles.appending import append_runs
-
-
-@implementer(IJournalObserver)
-class Nobody:
-    def durable(self, ends: Mapping[str, int]) -> None:
-        pass
-
-    def state_changed(self, state: JournalState, reason: str) -> None:
-        pass
+from tests.doubles.opened_journal import opened
 
 
 def run(*words: str | Path) -> Result:
@@ -40,14 +24,11 @@ def run(*words: str | Path) -> Result:
 
 def write(directory: Path, count: int = 30) -> None:
     """Append *count* messages to the journal in the directory, and close it."""
-    settings = JournalSettings(min_free=0, segment_size=4096)
-    journal = FileJournal(Clock(), directory, settings, worker=InlineWorker())
-    opened: list[Mapping[str, int]] = []
-    journal.open(Nobody()).addCallback(opened.append)
-    first = opened[0].get("log", 0) + 1
+    bench = opened(directory, segment_size=4096)
+    first = bench.next.get("log", 1)
     for number in range(first, first + count):
-        append_runs(journal, [Run.of("log", [b"message %d " % number + b"." * 300], source="figg")], [number])
-    journal.close()
+        bench.append(b"message %d " % number + b"." * 300, stream="log", source="figg")
+    bench.close()
 
 
 @pytest.fixture

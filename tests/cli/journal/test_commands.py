@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.cli import main
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
-from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
-from fyrehose.records import Run
-from tests.doubles.appending import append_runs
-
-
-@implementer(IJournalObserver)
-class Nobody:
-    def durable(self, ends: Mapping[str, int]) -> None:
-        pass
-
-    def state_changed(self, state: JournalState, reason: str) -> None:
-        pass
+from tests.doubles.opened_journal import opened
 
 
 def run(*words: str | Path) -> Result:
@@ -42,20 +24,12 @@ PAYLOADS = [b"plain", "\N{SNOWMAN}".encode(), b"\x1b[31mred\n", b"\xff\xfe", b"l
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return the directory of a journal with several segments and two streams, one with a malicious name."""
-    directory = tmp_path / "data"
-    journal = FileJournal(
-        Clock(),
-        directory,
-        JournalSettings(min_free=0, segment_size=4096),
-        clock=RecordClock(lambda: 1_700_000_000_000_000),
-        worker=InlineWorker(),
-    )
-    journal.open(Nobody())
-    for i in range(20):
-        append_runs(journal, [Run.of("log", PAYLOADS, source="figg", producer="127.0.0.1:9", topic="t")], [1 + 6 * i])
-    append_runs(journal, [Run.of("evil\x1b[2J\n", [b"x"], source="backbone")], [1])
-    journal.close()
-    return directory
+    bench = opened(tmp_path / "data", segment_size=4096, now=lambda: 1_700_000_000_000_000)
+    for _ in range(20):
+        bench.append(*PAYLOADS, stream="log", source="figg", producer="127.0.0.1:9", topic="t")
+    bench.append(b"x", stream="evil\x1b[2J\n", source="backbone")
+    bench.close()
+    return bench.directory
 
 
 def damage(data: Path) -> Path:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.cli import main
 from fyrehose.cli.journal import export as journal_export
 from fyrehose.errors import ConfigError, JournalGap
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
-from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import Files
-from fyrehose.journal.journal import FileJournal
-from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Run
 from tests.doubles.appending import append_runs
+from tests.doubles.opened_journal import opened
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 
@@ -37,36 +30,19 @@ FYREHOSE = Path(sys.executable).with_name("fyrehose")
 BEGAN = 1_700_000_000_000_000
 
 
-@implementer(IJournalObserver)
-class Nobody:
-    def durable(self, ends: Mapping[str, int]) -> None:
-        pass
-
-    def state_changed(self, state: JournalState, reason: str) -> None:
-        pass
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return the directory of a journal with 20 batches, a second apart, in several segments: three streams."""
-    directory = tmp_path / "data"
     now = [BEGAN]
-    journal = FileJournal(
-        Clock(),
-        directory,
-        JournalSettings(min_free=0, segment_size=4096),
-        clock=RecordClock(lambda: now[0]),
-        worker=InlineWorker(),
-    )
-    journal.open(Nobody())
+    bench = opened(tmp_path / "data", segment_size=4096, now=lambda: now[0])
     for i in range(20):
         now[0] = BEGAN + i * 1_000_000
         payloads = [b'{"n":%d}' % i, b"\xff", b"x" * 200]
         run = Run.of("log.web", payloads, source="figg", producer="10.0.0.1:9", producer_seq=3 * i, topic="t")
-        append_runs(journal, [run, Run.of("log.db", [b"%d" % i], source="http")], [1 + 3 * i, 1 + i])
-    append_runs(journal, [Run.of("evil\x1b[2J\n", [b"x"], source="backbone", event_ids=bytes(16))], [1])
-    journal.close()
-    return directory
+        append_runs(bench.journal, [run, Run.of("log.db", [b"%d" % i], source="http")], [1 + 3 * i, 1 + i])
+    bench.append(b"x", stream="evil\x1b[2J\n", source="backbone", event_ids=bytes(16))
+    bench.close()
+    return bench.directory
 
 
 def export(data: Path, path: Path, *words: str) -> Result:
@@ -192,11 +168,7 @@ def test_damaged_journal_leaves_an_existing_file_unchanged(data: Path, tmp_path:
 @pytest.mark.parametrize("name", FORMS)
 def test_gap_is_an_error_without_skip_gaps(data: Path, tmp_path: Path, name: str) -> None:
     damage(data)
-    journal = FileJournal(
-        Clock(), data, JournalSettings(min_free=0, segment_size=4096, quarantine=True), worker=InlineWorker()
-    )
-    journal.open(Nobody())
-    journal.close()
+    opened(data, quarantine=True).close()
     result = export(data, tmp_path / name)
     assert result.exit_code == JournalGap.exit_status
     assert not (tmp_path / name).exists()
