@@ -104,7 +104,7 @@ def test_page_has_the_default_of_each_key(destination: str, tmp_path: Path) -> N
     assert getattr(plain, "gzip", True)
 
 
-LUMBERJACK = f'{TABLE}to = "lumberjack://h:5044"\n'
+LUMBERJACK, HTTP = (f'{TABLE}to = "{url}"\n' for url in ("lumberjack://h:5044", "http://h"))
 
 
 @pytest.mark.parametrize(
@@ -112,55 +112,28 @@ LUMBERJACK = f'{TABLE}to = "lumberjack://h:5044"\n'
     [
         ("", "forward is missing; expected a table [[forward]] for each subscription"),
         ("forward = 3", "line 1: forward is 3; expected a table [[forward]] for each subscription"),
-        (
-            TABLE,
-            "line 1, in [[forward]] table 1: to is missing; expected a URL, such as lumberjack://logs.example.com:5044",
-        ),
-        (
-            f"{LUMBERJACK}batch-byte = 3",
-            "line 5, in [[forward]] table 1: unknown key 'batch-byte'; did you mean batch-bytes?",
-        ),
+        (TABLE, "line 1, in [[forward]] table 1: to is missing; expected a URL, such as lumberjack://"),
+        (f"{LUMBERJACK}batch-byte = 3", "line 5, in [[forward]] table 1: unknown key 'batch-byte'; did you mean bat"),
         (f'{LUMBERJACK}index = "x"', "line 5, in [[forward]] table 1: unknown key 'index'"),
-        (
-            f'{TABLE}to = "lumberjak://h:1"',
-            "line 4, in [[forward]] table 1: unknown destination 'lumberjak'; expected one of",
-        ),
-        (
-            f'{TABLE}to = "kafka://h"',
-            "line 4, in [[forward]] table 1: to is 'kafka://h'; expected URLs of one scheme with a",
-        ),
+        (f'{TABLE}to = "lumberjak://h:1"', "line 4, in [[forward]] table 1: unknown destination 'lumberjak'; expect"),
+        (f'{TABLE}to = "kafka://h"', "line 4, in [[forward]] table 1: to is 'kafka://h'; expected URLs of one sche"),
         (f'{TABLE}to = ["http://h", "https://h"]', "expected one URL or several, all of one scheme"),
         (f'{TABLE}to = "http://u:p@h"', "secrets have keys of their own"),
-        (
-            f'{TABLE}to = "http://h"\nauthorization = "Bearer x"',
-            "expected file:PATH or env:NAME, because secrets do not",
-        ),
-        (
-            f'{TABLE}to = "http://h"\nauthorization = "file:no"',
-            "authorization cannot be read; expected a file that can be",
-        ),
-        (
-            f'{LUMBERJACK}from-tls = "no.pem"',
-            "line 5, in [[forward]] table 1: from-tls cannot be read; expected files that can be read: ",
-        ),
-        (f'{TABLE}to = "http://h"\nauthorization = "env:NO_SUCH"', "that is set, not 'NO_SUCH'"),
-        (
-            f'{TABLE}to = "http://h"\nheaders = {{a = 1}}',
-            "headers is a table; expected a table of headers, each with a text",
-        ),
-        (f'{TABLE}to = "http://h"\nheaders = {{a = "b\\n"}}', "expected a table of headers, each with a text"),
-        (f'{TABLE}to = "http://h"\nheaders = "a"', "expected a table of headers, each with a text"),
-        (f'{TABLE}to = "http://h"\nline = "{{documnt}}"', "not {documnt}; did you mean document?"),
+        (f'{HTTP}authorization = "Bearer x"', "expected file:PATH or env:NAME, because secrets do not"),
+        (f'{HTTP}authorization = "file:no"', "authorization cannot be read; expected a file that can be"),
+        (f'{LUMBERJACK}from-tls = "no.pem"', "line 5, in [[forward]] table 1: from-tls cannot be read; expected fil"),
+        (f'{HTTP}authorization = "env:NO_SUCH"', "that is set, not 'NO_SUCH'"),
+        (f"{HTTP}headers = {{a = 1}}", "headers is a table; expected a table of headers, each with a text"),
+        (f'{HTTP}headers = {{a = "b\\n"}}', "expected a table of headers, each with a text"),
+        (f'{HTTP}headers = "a"', "expected a table of headers, each with a text"),
+        (f'{HTTP}line = "{{documnt}}"', "not {documnt}; did you mean document?"),
         (f'{TABLE}to = "kafka://h:1"\noptions = {{a = 1.5}}', "expected a table of options of librdkafka; passwords"),
         (f'{TABLE}to = "kafka://h:1"\noptions = "a"', "expected a table of options of librdkafka; passwords"),
         (f'{LUMBERJACK}dead = "logs.dead"', "streams 'logs.*' include the dead letters in 'logs.dead'"),
         (f'{TABLE}to = "fyrehose://127.0.0.1:8117"', "streams 'logs.*' include 'logs.*', which this writes"),
         (f'{LUMBERJACK}linger = "soon"', "line 5, in [[forward]] table 1: linger is 'soon'; expected"),
         (f"{LUMBERJACK}batch-count = 0", "batch-count is 0; expected a number of at least 1"),
-        (
-            f'{LUMBERJACK}since = "yesterday"',
-            "line 5, in [[forward]] table 1: since is 'yesterday'; expected latest, start",
-        ),
+        (f'{LUMBERJACK}since = "yesterday"', "line 5, in [[forward]] table 1: since is 'yesterday'; expected latest"),
         (f'{LUMBERJACK}from = "h:x"', "line 5, in [[forward]] table 1: from is 'h:x'; expected HOST:PORT"),
         (f"{LUMBERJACK}compression = 10", "expected a level of zlib from 0 (no compression) to 9"),
         (LUMBERJACK * 2, "expected another name in each table, because it is that of the subscription"),

@@ -210,17 +210,6 @@ def test_error_of_a_sender_is_logged_and_the_batch_sent_again(bench: Bench, logg
     assert "please report this bug" in logged_errors.take()[0]["log_format"]
 
 
-def test_reading_pauses_while_much_is_waiting() -> None:
-    bench = Bench(batch_bytes=8, batch_count=2)
-    for first in range(1, 40):
-        bench.take(first, 1)
-    assert bench.tailer.calls == ["pause"]
-    for _ in range(40):
-        if bench.forwarding.waiting_bytes:
-            bench.sender.answer()
-    assert bench.tailer.calls == ["pause", "resume"]
-
-
 @pytest.mark.parametrize(
     ("limits", "first", "most"),
     [({"batch_count": 3}, 1, 3), ({"batch_bytes": 3}, 1, 3), ({"batch_bytes": 5}, 100, 1)],
@@ -237,28 +226,6 @@ def test_each_stream_gets_its_turn(limits: dict[str, int], first: int, most: int
         [(stream, begin, begin + most - 1)] for begin in range(first, first + 6, most) for stream in ("s1", "s2", "s3")
     ]
     assert bench.sender.batches[1:] == wanted
-
-
-def test_records_that_the_server_sends_again_replace_those_that_wait(bench: Bench) -> None:
-    bench.take(1, 2)
-    bench.take(3, 2)
-    bench.take(1, 4)  # the server begins again at the position that it keeps
-    bench.sender.answer()
-    assert bench.sender.batches[1] == [("s", 3, 4)]  # not those of the batch that was under way
-    bench.sender.answer()
-    assert bench.acknowledged == [("s", 4)]
-    assert bench.forwarding.waiting_bytes == 0
-
-
-def test_records_of_another_journal_are_not_taken_for_delivered_ones(bench: Bench, log_lines: list[str]) -> None:
-    bench.take(1, 2)
-    bench.forwarding.restarted(1, "s")
-    bench.take(1, 1)
-    bench.sender.answer()
-    assert bench.acknowledged == []
-    assert bench.sender.batches[1] == [("s", 1, 1)]
-    bench.sender.answer()
-    assert bench.acknowledged == [("s", 1)]
 
 
 def test_sender_that_needs_more_records_gets_them(bench: Bench) -> None:
