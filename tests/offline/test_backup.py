@@ -41,6 +41,7 @@ from fyrehose.offline.view import look
 from tests.doubles.disk import RecordingFiles, images
 from tests.doubles.files import FaultyFiles
 from tests.doubles.opened_journal import opened
+from tests.offline.conftest import flip, is_same_log
 
 Opener = Callable[..., Any]
 
@@ -84,15 +85,6 @@ def opened_up(backup: Path) -> Path:
     return backup
 
 
-def is_same_log(source: Path, target: Path) -> bool:
-    """Return whether the target has the durable part of the source, byte for byte."""
-    view = look(source)
-    return look(target) == view and all(
-        scan.path_of(source, e.base).read_bytes()[: e.end - e.base] == scan.path_of(target, e.base).read_bytes()
-        for e in view.segments
-    )
-
-
 def rename_journal(segment: Path, identity: bytes) -> None:
     """Give the journal of a segment another identity."""
     data = bytearray(segment.read_bytes())
@@ -104,12 +96,6 @@ def put_snapshot(directory: Path, position: int) -> None:
     """Write a snapshot that no segment refers to."""
     data = b"".join(snapshots.pieces(Streams({"s": 1}), position, bytes(16)))
     scan.snapshot_path_of(directory, position).write_bytes(data)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.fixture

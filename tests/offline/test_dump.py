@@ -10,6 +10,7 @@ from fyrehose.journal import scan
 from fyrehose.journal.settings import durability
 from fyrehose.offline import dump
 from fyrehose.records import Run
+from tests.offline.conftest import flip
 
 
 @pytest.fixture
@@ -66,9 +67,7 @@ def _seqs(run: Run) -> range:
 def test_records_before_damage_are_yielded(bench) -> None:
     bench.close()
     path = scan.segments(bench.directory)[1].path
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(data)
+    flip(path, 1000)
     told: list[tuple[str, int]] = []
     with pytest.raises(JournalCorrupt, match=path.name):
         told.extend((run.stream, seq) for run in dump.runs(bench.directory, "s") for seq in _seqs(run))

@@ -44,30 +44,6 @@ def written(open_journal: Opener) -> Any:
     return bench
 
 
-@pytest.mark.live
-def test_a_served_journal_is_read_like_a_directory(written: Any, serve: Callable[[Path], str]) -> None:
-    server, directory = place(serve(written.directory)), place(str(written.directory))
-    assert server.view() == directory.view()
-    for extent in directory.view().segments:
-        assert server.index(extent.base) == directory.index(extent.base)
-        readers = [there.open(extent.base, extent.end) for there in (server, directory)]
-        first, second = (reader.read(extent.base, extent.end - extent.base) for reader in readers)
-        assert first == second
-        assert len(first) == extent.end - extent.base
-        for reader in readers:
-            reader.close()
-    scan.snapshot_path_of(written.directory, 4096).write_bytes(b"every stream")
-    assert server.snapshots() == directory.snapshots() == [4096]
-    assert server.snapshot(4096) == directory.snapshot(4096) == b"every stream"
-    for there in (server, directory):
-        with pytest.raises(Missing):
-            there.snapshot(0)
-    server.update_subscription("lake", 77)
-    directory.update_subscription("other", 78)
-    assert [(r.name, r.position) for r in subscriptions.registered(written.directory)] == [("lake", 77), ("other", 78)]
-    assert server.subscriptions() == directory.subscriptions() == subscriptions.registered(written.directory)
-
-
 @attrs.define(eq=False)
 class Local:
     """A site in this very process, whose answers a server of another thread sends."""
@@ -190,11 +166,9 @@ def test_server_requires_its_token(
     there.update_subscription("lake", 7)
 
 
-@pytest.mark.live
-def test_opening_a_deleted_segment_raises_missing(written: Any, serve: Callable[[Path], str]) -> None:
-    url = serve(written.directory)
+def test_opening_a_deleted_segment_raises_missing(written: Any, local: Local) -> None:
     scan.path_of(written.directory, 0).unlink()
-    for there in (place(url), place(str(written.directory))):
+    for there in (place(local.url), place(str(written.directory))):
         with pytest.raises(Missing, match=r"0{16}"):
             there.open(0, 100)
 

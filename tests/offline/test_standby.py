@@ -33,6 +33,7 @@ from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from fyrehose.records import LAST_SEQ, Run
 from tests.doubles.disk import RecordingFiles, images
+from tests.offline.conftest import flip, is_same_log
 
 Opener = Callable[..., Any]
 URL = "http://127.0.0.1:1"
@@ -51,15 +52,6 @@ def follow(source: Path, target: Path, files: Files | None = None) -> Lag:
         standby = Standby(copying)
         standby.catch_up(copying.run)
         return standby.lag
-
-
-def is_same_log(source: Path, target: Path) -> bool:
-    """Return whether the target has the durable part of the source, byte for byte."""
-    view = look(source)
-    return look(target) == view and all(
-        scan.path_of(source, e.base).read_bytes()[: e.end - e.base] == scan.path_of(target, e.base).read_bytes()
-        for e in view.segments
-    )
 
 
 @pytest.fixture
@@ -273,10 +265,7 @@ class TestPromoting:
         assert verify(standby).problems == []
 
     def test_a_damaged_standby_is_not_promoted(self, standby: Path) -> None:
-        path = scan.segments(standby)[-1].path
-        data = bytearray(path.read_bytes())
-        data[-10] ^= 1
-        path.write_bytes(data)
+        flip(scan.segments(standby)[-1].path, -10)
         with pytest.raises(JournalCorrupt):
             promote(standby, Files())
         assert (standby / STANDBY).exists()

@@ -258,20 +258,24 @@ def test_damage_is_reported_until_quarantine_has_replaced_it(open_journal, seed:
     assert problems(bench.directory) == []
 
 
-def forge(
-    bench, *runs: Run, kind: fmt.Kind = fmt.Kind.RECORDS, entries: list[fmt.Entry] | None = None, time: int = 1_000_000
-) -> None:  # type: ignore[no-untyped-def]
-    """Append an invalid batch with the right checksums."""
+def packed(bench, entries, ahead: int = 0, kind=fmt.Kind.RECORDS, time: int = 1_000_000):  # type: ignore[no-untyped-def]
+    """Return the header and the bytes of the next batch, whose durable position is *ahead* bytes beyond the end."""
     writer = bench.journal.writer
-    header, data = packing.batch(
+    return packing.batch(
         kind,
-        entries if entries is not None else list(runs),
+        entries,
         position=writer.position,
-        durable=writer.durable,
+        durable=writer.position + ahead,
         time=time,
         clock=1,
         chain=writer.chain,
     )
+
+
+def forge(bench, *runs: Run, kind=fmt.Kind.RECORDS, entries=None, time: int = 1_000_000) -> None:  # type: ignore[no-untyped-def]
+    """Append an invalid batch with the right checksums."""
+    writer = bench.journal.writer
+    header, data = packed(bench, list(runs) if entries is None else entries, kind=kind, time=time)
     writer.apply(header.position, data)
     writer.sync()
 
@@ -440,16 +444,7 @@ def test_a_damaged_header_of_a_segment_is_one_problem(open_journal) -> None:
 def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, records, what) -> None:
     bench = open_journal()
     bench.append(b"x")
-    writer = bench.journal.writer
-    header, data = packing.batch(
-        fmt.Kind.RECORDS,
-        [run(2, b"y")],
-        position=writer.position,
-        durable=writer.position + ahead,
-        time=1_000_000,
-        clock=1,
-        chain=writer.chain,
-    )
+    header, data = packed(bench, [run(2, b"y")], ahead)
     forge(bench, run(2, b"y"))
     replace_end(bench.directory, attrs.evolve(header, records=records).pack() + data[64:])
     assert what in " ".join(problems(bench.directory))
@@ -458,16 +453,7 @@ def test_invalid_batch_with_right_checksums_is_reported(open_journal, ahead, rec
 def test_contradicting_lengths_are_reported(open_journal) -> None:
     bench = open_journal()
     bench.append(b"x")
-    writer = bench.journal.writer
-    header, data = packing.batch(
-        fmt.Kind.RECORDS,
-        [run(2, b"y")],
-        position=writer.position,
-        durable=writer.position,
-        time=1_000_000,
-        clock=1,
-        chain=writer.chain,
-    )
+    header, data = packed(bench, [run(2, b"y")])
     body = b"\xf0" + data[65:]
     forge(bench, run(2, b"y"))
     replace_end(bench.directory, attrs.evolve(header, checksum=crc32c(body, header.chain)).pack() + body)
