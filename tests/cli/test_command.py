@@ -110,14 +110,8 @@ def test_unknown_word_of_since_is_refused() -> None:
     ("words", "said"),
     [
         (("publish", "--protocol", "fig", "x"), "fyrehose: unknown protocol 'fig'; expected one of "),
-        (
-            ("publish", "--protocol", "backbone", "--stream", "s", "x"),
-            "fyrehose: unexpected --stream 's': ",
-        ),
-        (
-            ("tail", "--protocol", "backbone", "--stream", "s"),
-            "fyrehose: unexpected --stream 's': ",
-        ),
+        (("publish", "--protocol", "backbone", "--stream", "s", "x"), "fyrehose: unexpected --stream 's': "),
+        (("tail", "--protocol", "backbone", "--stream", "s"), "fyrehose: unexpected --stream 's': "),
         (("protocols", "fig"), "fyrehose: unknown protocol 'fig'"),
     ],
 )
