@@ -398,20 +398,8 @@ def test_servers_that_want_a_token_are_read_and_written_with_it(start: Any, forw
     server = start("--data-dir", "data", *LISTEN, "--policy", "policy.toml")
     place = f"127.0.0.1:{server.port('http')}"
     keys = ('stream = "copy"', 'token = "file:token"', 'from-token = "file:token"')
-    tail = (
-        FYREHOSE,
-        "tail",
-        "--protocol",
-        "http",
-        "--from",
-        place,
-        "--stream",
-        "copy",
-        "--since",
-        "start",
-        "--count",
-        "2",
-    )
+    from_copy = ("--protocol", "http", "--from", place, "--stream", "copy")
+    tail = (FYREHOSE, "tail", *from_copy, "--since", "start", "--count", "2")
     sent = (FYREHOSE, "publish", "--protocol", "http", "--to", place, "--stream", "in", "first", "second")
 
     def ran(*words: Any) -> subprocess.CompletedProcess[str]:

@@ -74,16 +74,9 @@ def test_a_binary_file_is_posted_with_its_length_and_in_chunks(start: Any, tmp_p
     data = os.urandom(3 << 20)
     path = tmp_path / "file"
     path.write_bytes(data)
-    curl("-H", "Content-Type: application/octet-stream", "--data-binary", f"@{path}", url)
-    curl(
-        "-H",
-        "Content-Type: application/octet-stream",
-        "-H",
-        "Transfer-Encoding: chunked",
-        "--data-binary",
-        f"@{path}",
-        url,
-    )
+    words = ("-H", "Content-Type: application/octet-stream", "--data-binary", f"@{path}", url)
+    curl(*words)
+    curl("-H", "Transfer-Encoding: chunked", *words)
     for each in lines(curl(url)):
         payload = subprocess.run(
             ["base64", "-d"], input=each["payload_base64"].encode(), capture_output=True, check=True

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import until
+from tests.live.conftest import listening, until
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -128,17 +128,7 @@ def get(url: str, timeout: float = 60) -> tuple[int, bytes]:
 
 
 def test_a_draining_server_serves_everything_until_it_stops(start: Any) -> None:
-    server = start(
-        *(
-            "--listen",
-            LINES,
-            "--listen",
-            "admin=tcp:0:interface=127.0.0.1",
-            "--listen",
-            "http=tcp:0:interface=127.0.0.1",
-        ),
-        *("--option", "server.drain=1h"),
-    )
+    server = start(*listening("lines", "admin", "http"), "--option", "server.drain=1h")
     admin = f"http://127.0.0.1:{server.port('admin')}"
     assert get(f"{admin}/ready")[0] == 200
     reader = urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/log/live", timeout=60)
