@@ -4,7 +4,7 @@
 
 A *lane* is one stream of a shared subscription: a map from ranges of records to their states.  The *reach* of a lane is
 the highest number that may have been leased; a *dead letter* is a copy of a record that workers failed to handle.  The
-rules, which a checked model has as well (tests/verification/consumers/model.py):
+rules, which random schedules check (tests/verification/consumers):
 
 1.  Only a durable record is leased, lowest number first.
 2.  A record is leased to nobody else until its lease has ended.
