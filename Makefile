@@ -223,7 +223,6 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --durability never
 	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --fs xfs
 	$(BIN)/python tests/verification/torture/replication.py --count $(call scaled,100000)
-	$(BIN)/python tests/verification/torture/groups.py --count $(call scaled,100000)
 	$(BIN)/python tests/verification/torture/weather.py --rounds $(call scaled,40)
 	$(BIN)/python tests/verification/torture/takeover_times.py --kills $(call scaled,30) --stops $(call scaled,10)
 	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
@@ -234,7 +233,6 @@ torture: .venv/native.stamp
 		--only take-over
 	$(BIN)/python tests/verification/torture/workers_fair.py --subscriptions $(call scaled,1000)
 	$(BIN)/python tests/verification/torture/sweep.py --count $(call scaled,200)
-	$(BIN)/python tests/verification/torture/abuse.py --connections 1000 --seconds $(call scaled,10)
 	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 0
 	$(BIN)/python tests/verification/torture/lumberjack_writers.py --level 3
 	$(BIN)/python tests/verification/torture/herd.py --clients 200 --seconds $(call scaled,15)

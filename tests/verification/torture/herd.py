@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import herd_attacks
 import servers
-from abuse import Usage
 from herd_checks import check
 from herd_clients import Outcome, Spec
 from herd_crowds import Crowd
+from servers import Usage
 
 from fyrehose.testing.certificates import Authority
 

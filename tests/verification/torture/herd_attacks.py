@@ -10,7 +10,8 @@
     gaps           40 clients of the backbone that REQUEST every other record singly, 20,000 times a second together
     deaf-subs      subscribers of the event bus that never read, with events of 1 MiB
     deaf-dealers   clients of the event bus that request everything and never read it
-    deaf-readers   250 subscribers by HTTP, Figg and Relink that never read records of 16 MiB (96 MiB in JSON)
+    deaf-readers   250 subscribers by HTTP, Figg and Relink that never read records of 16 MiB (96 MiB in JSON), nor
+                   those of 256 KiB that come all the time
     refusals       connections whose data is refused, and that reconnect at once
     patterns       named subscriptions with patterns, lists by slow patterns, and streams that almost match them
     bombs          a large compressed lumberjack frame that is refused near its end, again and again
@@ -18,6 +19,11 @@
     keys           publishes with a new idempotency key each, while a client of another address repeats its own
     uploads        60 connections that POST 4 MB each, again and again
     records        32 TLS connections whose records have one byte each
+    flood          500 connections a second are opened and dropped, 900 at a time, from one address after another
+    slow           900 connections of Figg, lumberjack and Relink send a byte of a frame every second
+    heavy          200 clients at four addresses send 16 MiB each at once
+    inflation      lumberjack windows that inflate to hundreds of times their size, beyond every limit
+    datagrams      the port of the backbone is flooded
 
 An attack returns what it did, and what it could do although the server should prevent it.
 """
@@ -25,8 +31,10 @@ An attack returns what it did, and what it could do although the server should p
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
+import random
 import re
 import select
 import selectors
@@ -360,22 +368,17 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"{asked} clients asked for {written} events of 8 KiB and did not read them", []
 
 
-def request(target: str) -> bytes:
-    return f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-
-
-def question(way: str) -> tuple[str, bytes]:
-    """Return the listener and the request with which a client of the kind *way* reads the stream "deaf"."""
+def questions() -> list[tuple[str, bytes]]:
+    """Return listeners, each with a request by which a client reads the stream "deaf" there."""
     name = b"subscribe:deaf@0"
     hello = bytes((len(name),)) + name + bytes(3)
-    return {
-        "http-read": ("http", request("/streams/deaf")),
-        "http-live": ("http", request("/streams/deaf/live?from=1")),
-        "http-pattern": ("http", request("/streams/*/live?match=deaf*")),
-        "admin-tail": ("admin", request("/api/events?tail=deaf")),
-        "figg": ("figg", wire.attach(b"deaf", 0)),
-        "relink": ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
-    }[way]
+    http = "GET /streams/deaf{} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    return [
+        ("http", http.format("").encode()),
+        ("http", http.format("/live?from=1").encode()),
+        ("figg", wire.attach(b"deaf", 0)),
+        ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
+    ]
 
 
 def deaf_readers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
@@ -384,19 +387,25 @@ def deaf_readers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
         return "nobody could connect", ["Figg takes no connections"]
     writer.settimeout(PATIENCE)
     writer.sendall(b"".join(wire.publish(b"deaf", number, b"\1" * ((16 << 20) - 100)) for number in (1, 2)))
-    acked, frames = 0, wire.Frames()
-    while acked < 2:
-        acked = max([acked, *(number for kind, _, number, _ in frames.feed(writer.recv(1 << 16)) if kind == wire.ACK)])
-    ways = ("http-read", "http-live", "figg", "relink")
+    wait_for_ack(writer, 2)
     peers: list[socket.socket] = []
-    for number in range(250):
-        listener, asked = question(ways[number % len(ways)])
+    for listener, asked in itertools.islice(itertools.cycle(questions()), 250):
         if (peer := connect(ports[listener], address, 4096)) is not None:
             peer.sendall(asked)
             peers.append(peer)
-    while not stopped(0.5):
+    published = 2
+    while not stopped(0.02):
+        published += 1
+        writer.sendall(wire.publish(b"deaf", published, bytes(256 << 10)))
+        wait_for_ack(writer, published)
+    return f"{len(peers)} readers did not read {len(peers) * 32} MiB, and {published >> 2} MiB that came later", []
+
+
+def wait_for_ack(peer: socket.socket, number: int) -> None:
+    """Read until Figg has acknowledged message *number*."""
+    frames = wire.Frames()
+    while not any(kind == wire.ACK and acked >= number for kind, _, acked, _ in frames.feed(peer.recv(1 << 16))):
         pass
-    return f"{len(peers)} readers did not read {len(peers) * 32} MiB", []
 
 
 def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
@@ -605,6 +614,92 @@ def records(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     return f"{sent} records of one byte", []
 
 
+def flood(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    made = refused = 0
+    held: list[socket.socket] = []
+    while not stopped(0.002):
+        host = 1000 + made // 100 % 60_000  # the first addresses are those of honest clients
+        peer = connect(
+            ports[("figg", "lumberjack", "relink")[made % 3]], f"127.{host >> 16}.{host >> 8 & 255}.{host & 255}"
+        )
+        made += 1
+        if peer is None:
+            refused += 1
+            continue
+        held.append(peer)
+        if len(held) > 900:
+            held.pop(random.randrange(len(held))).close()
+    return f"{made} connections made, {refused} failed", []
+
+
+def slow(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    frames = {"figg": wire.publish(b"slow", 1, bytes(9999)), "lumberjack": b"2W\0\0\0\1" + b"2J" + bytes(3)}
+    frames["relink"] = bytes(8) + b"\x09publish:x" + bytes(3)
+    peers = {listener: [peer for _ in range(300) if (peer := connect(ports[listener], address))] for listener in frames}
+    sent = 0
+    while not stopped(1.0 if sent else 0.0):
+        for listener, frame in frames.items():
+            for peer in peers[listener]:
+                with contextlib.suppress(OSError):
+                    peer.send(frame[sent % len(frame) :][:1])
+        sent += 1
+    left = ", ".join(f"{living(each)} of {len(each)} of {listener}" for listener, each in peers.items())
+    return f"each sent {sent} bytes; {left} are left", []
+
+
+def heavy(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    peers = [peer for number in range(200) if (peer := connect(ports["figg"], f"127.0.2.{1 + number // 50}"))]
+    frame = memoryview(wire.publish(b"heavy", 1, bytes((16 << 20) - 100)))
+    left = dict.fromkeys(peers, frame)
+    for peer in peers:
+        peer.setblocking(False)
+    while not stopped(0 if left else 0.5):
+        for peer in select.select([], left, [], 0.1)[1]:
+            try:
+                left[peer] = left[peer][peer.send(left[peer][: 1 << 20]) :]
+            except OSError:
+                left[peer] = left[peer][:0]
+            if not left[peer]:
+                del left[peer]
+    return f"{len(peers) - len(left)} of {len(peers)} clients had sent 16 MiB, or were disconnected", []
+
+
+def inflation(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    event = b"2J" + struct.pack(">II", 1, 1000) + bytes(1000)
+    packer = zlib.compressobj(1)
+    first, more = (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    packed = zlib.compress(event * 4000, 9), first + more * 127
+    held: list[socket.socket] = []
+    thrown = 0
+    while not stopped(0):
+        peer = connect(ports["lumberjack"], address)
+        if peer is None:
+            continue
+        body = packed[bool(thrown % 3)]
+        thrown += 1
+        with contextlib.suppress(OSError):
+            peer.sendall(b"2W" + struct.pack(">I", 4000) + b"2C" + struct.pack(">I", len(body)) + body)
+        held.append(peer)
+        if len(held) > 20:
+            with held.pop(0) as oldest, contextlib.suppress(OSError):
+                oldest.recv(6)
+    return f"{thrown} windows, of {len(packed[0])} bytes for 4 MiB or {len(packed[1])} bytes for 128 MiB", []
+
+
+def datagrams(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
+    request = struct.pack(">B4sHHIHI", 4, bytes(4), 9, 0, 0, 0xFFFF, 0xFFFFFFFF)
+    kinds = [wire.push(b"x" * 100), wire.keepalive(9, b"t" * 16), b"\xff" * 40, request]
+    sent = 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind((address, 0))
+        while not stopped(0.002):
+            for _ in range(200):
+                with contextlib.suppress(OSError):
+                    sender.sendto(kinds[sent % len(kinds)], ("127.0.0.1", ports["backbone"]))
+                sent += 1
+    return f"{sent} datagrams", []
+
+
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "nothing": nothing,
     "trickle": trickle,
@@ -624,4 +719,9 @@ ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
     "keys": keys,
     "uploads": uploads,
     "records": records,
+    "flood": flood,
+    "slow": slow,
+    "heavy": heavy,
+    "inflation": inflation,
+    "datagrams": datagrams,
 }

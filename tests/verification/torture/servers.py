@@ -1,7 +1,8 @@
-"""Start, watch and kill the real server: ``twistd -n fyrehose`` in a process of its own."""
+"""Start, watch, measure and kill the real server: ``twistd -n fyrehose`` in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -122,3 +123,16 @@ class Server:
         """Send the server a signal, wait for its end, and return its exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE)
+
+
+class Usage:
+    """The memory, CPU time and descriptors that a process uses."""
+
+    def __init__(self, pid: int) -> None:
+        status = Path(f"/proc/{pid}/status").read_text()
+        found, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
+        self.resident = int(found[1]) if found else 0
+        self.largest = int(most[1]) if most else 0
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        self.cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        self.descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - only how many

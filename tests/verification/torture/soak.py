@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 
-import abuse
 import fuzz_listeners
 import kill9
 import servers
@@ -91,7 +90,7 @@ class Soak:
         self.life.check(server)
         self.checks += 1
         time.sleep(1)
-        usage = abuse.Usage(server.process.pid)
+        usage = servers.Usage(server.process.pid)
         self.taken.append((time.monotonic() - self.began, usage.resident, usage.descriptors))
         print(
             f"{self.taken[-1][0]:.0f} s: {sum(self.life.acked.values())} acknowledged, {self.life.kept} kept, "
