@@ -1,10 +1,8 @@
 #!/usr/bin/env python3
 """Let the disk of the real server fail under load, and check all promises as in kill9.py.
 
-    faults.py [--count N] [--seed S] [--part syncs|full|limit|power|unsynced ...]
+    faults.py [--count N] [--seed S] [--part full|limit|power|unsynced ...]
 
-    syncs     the Nth fdatasync, and then the Nth fsync, fails with EIO, for N = 1 ... --count (injected by strace): the
-              server must end with status 4, and have all acknowledged messages when it starts again
     full      the disk fills up (a small tmpfs; needs root): the server must refuse messages, serve subscribers, and
               accept messages again when there is room
     limit     the same with RLIMIT_FSIZE, which gives EFBIG after a short write
@@ -18,33 +16,26 @@ Prints a line for each part, with the reason if it cannot run here.  The exit st
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
 import random
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import disks
 import kill9
 import servers
 
 FULL = "the journal is read-only"
 AGAIN = "the journal is writable again"
-#: The number of the ioctl, _IOR('X', 125, __u32), and its flag that discards the unwritten log of the file system.
-EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
-
-
-class NotHere(Exception):
-    """This part cannot run on this machine, for the reason in its message."""
 
 
 class Bench:
@@ -80,55 +71,13 @@ class Bench:
         return server
 
 
-def syncs(bench: Bench, count: int) -> str:
-    if shutil.which("strace") is None:
-        raise NotHere("there is no strace")
-    statuses: dict[int, int] = {}
-    for call in ("fdatasync", "fsync"):
-        for nth in range(1, count + 1):
-            status = _one_sync(bench, call, nth)
-            statuses[status] = statuses.get(status, 0) + 1
-            bench.expect(status in (0, 4), f"status {status} after {call} {nth} failed")
-            if bench.problems:
-                break
-    bench.expect(4 in statuses, "no fault had any effect")
-    fatal, harmless = statuses.get(4, 0), statuses.get(0, 0)
-    return f"{fatal} failed syncs ended the server with status 4, {harmless} were harmless or never came to pass"
-
-
-def _one_sync(bench: Bench, call: str, nth: int) -> int:
-    trace = bench.life.directory / "strace"
-    inject = f"inject={call}:error=EIO:when={nth}"
-    words = ("strace", "-f", "-qq", "-e", "signal=none", "-o", str(trace), "-e", f"trace={call}", "-e", inject)
-    server = bench.life.start(before=words)
-    try:
-        server.wait_until_serving()
-        bench.life.load(server)
-        server.process.wait(2.0)
-    except subprocess.TimeoutExpired:
-        _end_child(server)
-    except servers.ServerEnded:
-        pass  # the call failed while the server opened its journal
-    status = server.process.wait(servers.PATIENCE)
-    # A failed sync of an index is harmless, because an index is only a cache; the server logs it and continues.
-    fatal = "INJECTED" in trace.read_text() and "which will be rebuilt later" not in server.log
-    bench.expect(fatal == (status == 4), f"{call} {nth}: status {status}, fatal: {fatal}\n{server.log}")
-    again = bench.serve()
-    again.kill()
-    return status
-
-
-def _end_child(server: servers.Server) -> None:
-    """Send SIGTERM to the server, which is a child of strace."""
-    pid = server.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGTERM)
-
-
 def full(bench: Bench, count: int) -> str:
     data = bench.life.directory / "data"
     data.mkdir(parents=True)
-    mount("-t", "tmpfs", "-o", "size=64M", "tmpfs", str(data))
+    words = ["mount", "-t", "tmpfs", "-o", "size=64M", "tmpfs", str(data)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise disks.NotHere(f"{' '.join(words)}: {ended.stderr.strip()}")
     try:
         return _fill_up(bench, data)
     finally:
@@ -204,61 +153,39 @@ def unsynced(bench: Bench, count: int) -> str:
 
 
 def power(bench: Bench, count: int) -> str:
+    disk = disks.LoopDisk(bench.life.directory, size=512 << 20)
     data = bench.life.directory / "data"
-    data.mkdir(parents=True)
-    image = bench.life.directory / "ext4.image"
-    with image.open("wb") as file:
-        file.truncate(512 << 20)
-    if shutil.which("mkfs.ext4") is None:
-        raise NotHere("there is no mkfs.ext4")
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-    mount("-o", "loop", str(image), str(data))
-    statuses: dict[int, int] = {}
+    data.symlink_to(disk.where)
+    statuses: Counter[int] = Counter()
     try:
         for _ in range(count):
-            status = _cut_power(bench, image, data)
-            statuses[status] = statuses.get(status, 0) + 1
+            status = _cut_power(bench, disk)
+            statuses[status] += 1
             bench.expect(status in (-9, 4), f"status {status} after the disk had gone")
             if bench.problems:
                 break
         bench.serve().kill()
     finally:
-        subprocess.run(["umount", str(data)], check=True)
+        disk.close()
     return (
-        f"{sum(statuses.values())} cuts; the server was killed with the disk {statuses.get(-9, 0)} times, and ended "
-        f"itself with status 4 {statuses.get(4, 0)} times"
+        f"{statuses.total()} cuts; the server was killed with the disk {statuses[-9]} times, and ended itself with "
+        f"status 4 {statuses[4]} times"
     )
 
 
-def _cut_power(bench: Bench, image: Path, data: Path) -> int:
+def _cut_power(bench: Bench, disk: disks.LoopDisk) -> int:
     server = bench.serve()
     bench.life.load(server)
     time.sleep(bench.dice.uniform(0, 0.3))
-    fd = os.open(data, os.O_RDONLY)
-    try:
-        fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", NOLOGFLUSH))
-    finally:
-        os.close(fd)
+    disk.cut()
     if bench.dice.random() < 0.5:
         server.process.kill()
     status = server.process.wait(servers.PATIENCE)
-    subprocess.run(["umount", str(data)], check=True)
-    mount("-o", "loop", str(image), str(data))
+    disk.restart()
     return status
 
 
-def mount(*words: str) -> None:
-    """Mount a small tmpfs.
-
-    :raises NotHere: mounting is not allowed, or fails
-    """
-    ended = subprocess.run(["mount", *words], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise NotHere(f"mount {' '.join(words)}: {ended.stderr.strip()}")
-
-
 PARTS: dict[str, tuple[Callable[[Bench, int], str], int]] = {
-    "syncs": (syncs, 256 << 10),
     "full": (full, 256 << 10),
     "limit": (limit, 1 << 20),
     "power": (power, 256 << 10),
@@ -268,7 +195,7 @@ PARTS: dict[str, tuple[Callable[[Bench, int], str], int]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=5, help="how many syncs fail, and how many power cuts")
+    parser.add_argument("--count", type=int, default=5, help="how many power cuts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", choices=PARTS, action="append")
     arguments = parser.parse_args()
@@ -280,7 +207,7 @@ def main() -> int:
         began = time.monotonic()
         try:
             said = part(bench, arguments.count)
-        except NotHere as reason:
+        except disks.NotHere as reason:
             print(f"{name}: skipped, {reason}", flush=True)
             continue
         except (servers.ServerEnded, OSError, ValueError) as error:

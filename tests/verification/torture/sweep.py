@@ -11,8 +11,9 @@ reactor's thread, as on a fast disk.  Then a server starts without faults, and t
 
   - acknowledged messages are stored, in order, and nothing that was not sent; a message that was sent once is stored
     once;
-  - the first server served on, or accepted nothing until there was room, or ended with status 4, or did not start and
-    said why in one line; it never ended in another way, and it logged no unexpected failure;
+  - the first server served on, or accepted nothing until there was room, or ended with status 4, as it must if a sync
+    has failed, or did not start and said why in one line; it never ended in another way, and it logged no unexpected
+    failure;
   - a new message is acknowledged, and `verify` finds nothing.
 
 --count takes so many of all runs at random; 0 takes all.  Servers are forked from this process, which has imported
@@ -66,6 +67,8 @@ PATIENCE = 60.0
 #: The exit statuses that are documented: in order; the journal cannot be opened; the disk failed; no room to start.
 STATUSES = {0, 1, 4, 6}
 FOREVER = 1 << 30
+#: The kinds of calls after whose failure the server must not go on, except with an index, which is only a cache.
+SYNCS, REBUILT = ("fdatasync", "fsync"), "which will be rebuilt later"
 
 
 def patiently() -> Iterator[None]:
@@ -191,6 +194,10 @@ def life(directory: Path, fault: tuple[int, int, int, int] | None) -> tuple[str,
                 client.publish(port, MESSAGES, 1.5)  # the server may have found room again
         status = server.stop()
     problems = [] if status in STATUSES else [f"status {status}"]
+    if fault and KINDS[fault[0]] in SYNCS and status in (0, 6) and REBUILT not in server.log:
+        calls = int(directory.joinpath("counts").read_text().split()[fault[0]])
+        if fault[2] == errno.EIO and calls >= fault[1]:
+            problems.append("a sync has failed, and the server went on")
     said = "did not start" if port is None else "went on" if client.acked == MESSAGES else f"ended with {status}"
     if port is None and "Traceback" in server.log:
         problems.append("the server did not start, and did not say why in one line")
