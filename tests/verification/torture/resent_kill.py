@@ -1,24 +1,20 @@
 #!/usr/bin/env python3
 """Kill the real server under agents that send unacknowledged events again, and count the events that are stored twice.
 
-    resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--resent drop|store] [--agents 4] [--plain]
-                   [--client raw|pylogbeat|figg] [--batch N] [--memory SIZE] [--busy MS] [--cuts SECONDS] [--seed N]
+    resent_kill.py [--kills 100] [--sigterms 50] [--takeovers 0] [--agents 4] [--busy MS] [--cuts SECONDS] [--seed N]
                    [--directory DIR]
 
 The agents are written from the protocol's text, with Filebeat's rules: two connections each, two batches of up to 300
-events on a connection (with --batch of exactly N), each sent as one or two windows.  When a connection is lost, each of
-its batches is sent again from its first unacknowledged event, on any connection and in other windows, with the members
-of each event in another order.  About every --cuts seconds an agent closes a connection itself, without reading the
-acknowledgements.  With --client pylogbeat each agent sends a window and waits for it; with --client figg it has up to
-256 messages without an ACK, numbered from 1, and sends all of them again on its next connection (figg.md, "The
-client").  The events are those of Filebeat; with --plain they all differ, and have no identity.  Figg stores everything
-that is sent again.
+events on a connection, each sent as one or two windows.  When a connection is lost, each of its batches is sent again
+from its first unacknowledged event, on any connection and in other windows, with the members of each event in another
+order.  About every --cuts seconds an agent closes a connection itself, without reading the acknowledgements.  The
+events are those of Filebeat, with an identity.
 
 Each stop, by SIGKILL or SIGTERM at random, comes after at most --busy milliseconds of load.  With --takeovers the
 server is a cluster, whose leader is lost so often by SIGKILL, SIGTERM or SIGSTOP (resent_takeovers.py); agents know the
 addresses of all servers, and try one after the other.  In the end everything is acknowledged, and plain_reader.py reads
 the files, in a cluster those of the last leader.  Prints how many events were acknowledged, stored, stored twice and
-lost.  The exit status is 1 if an event is lost, or is stored twice although it has an identity and --resent is drop.
+lost.  The exit status is 1 if an event is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -36,11 +32,8 @@ import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-
-import pylogbeat
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -49,8 +42,6 @@ import servers
 from resent_takeovers import WAYS, Takeovers
 
 BATCH = 300
-#: How many messages of a Figg publisher may be without an ACK.
-WINDOW = 256
 #: How long an agent waits for an acknowledgement, and before it connects again, in seconds.
 SILENCE, RETRY = 10.0, 0.05
 
@@ -60,8 +51,7 @@ class Agent(threading.Thread):
 
     def __init__(self, name: str, ports: list[int], arguments: argparse.Namespace, seed: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.plain, self.cuts, self.dice = arguments.plain, arguments.cuts, random.Random(seed)
-        self.batch = arguments.batch
+        self.cuts, self.dice = arguments.cuts, random.Random(seed)
         self.ports = deque(ports)  #: addresses of the servers; the first one is tried next
         self.ephemeral = str(uuid.UUID(int=self.dice.getrandbits(128), version=4))
         self.made, self.acked, self.resent = 0, set[int](), 0
@@ -78,10 +68,9 @@ class Agent(threading.Thread):
             "@timestamp": f"2026-11-26T02:{number // 60000 % 60:02}:{number // 1000 % 60:02}.{number % 1000:03}Z",
             "@metadata": {"beat": "filebeat", "type": "_doc", "version": "8.15.0"},
             "message": f"{self.name} {number} " + "x" * (number * 7919 % 300),
+            "agent": {"type": "filebeat", "ephemeral_id": self.ephemeral, "name": self.name},
+            "log": {"offset": 100 * number, "file": {"path": "/var/log/app.log", "inode": "17"}},
         }
-        if not self.plain:
-            found["agent"] = {"type": "filebeat", "ephemeral_id": self.ephemeral, "name": self.name}
-            found["log"] = {"offset": 100 * number, "file": {"path": "/var/log/app.log", "inode": "17"}}
         members = [*found.items()]
         self.dice.shuffle(members)
         return dict(members)
@@ -93,7 +82,7 @@ class Agent(threading.Thread):
             return batch
         if self.ending.is_set():
             return []
-        first, self.made = self.made, self.made + (self.batch or self.dice.randint(1, BATCH))
+        first, self.made = self.made, self.made + self.dice.randint(1, BATCH)
         return list(range(first, self.made))
 
     def run(self) -> None:
@@ -207,86 +196,16 @@ class Connection:
         self.agent.retry.extend(rest)
 
 
-class PyLogBeat(Agent):
-    """An agent with one connection, by pylogbeat: it sends a window, and waits for its acknowledgement."""
-
-    def work(self) -> None:
-        while not self.done:
-            client = pylogbeat.PyLogBeatClient("127.0.0.1", self.next_port(), timeout=SILENCE)
-            client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
-            until = time.monotonic() + self.dice.expovariate(1 / self.cuts)
-            batch: list[int] = []
-            try:
-                client.connect()
-                while not self.done and time.monotonic() < until:
-                    batch = self.next_batch()
-                    client._sequence = 0
-                    client.send([json.dumps(self.fields(number)).encode() for number in batch])
-                    self.acked.update(batch)
-                    batch = []
-            except (OSError, pylogbeat.ConnectionException):
-                time.sleep(RETRY)
-            finally:
-                if batch:
-                    self.retry.append(batch)
-                with suppress(OSError):
-                    client.close()
-
-
-class FiggAgent(Agent):
-    """A Figg publisher, which sends ahead of the ACKs, and repeats all without an ACK on a new connection."""
-
-    def work(self) -> None:
-        unacked: deque[int] = deque()  #: numbers of events; PUBLISH n + 1 has event n
-        while not self.done:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.next_port()), timeout=SILENCE) as peer:
-                self.resent += len(unacked)
-                self.publish(peer, unacked)
-                self.talk(peer, unacked)
-            time.sleep(RETRY)
-
-    def talk(self, peer: socket.socket, unacked: deque[int]) -> None:
-        until, heard = time.monotonic() + self.dice.expovariate(1 / self.cuts), bytearray()
-        while not self.done and time.monotonic() < until:
-            fresh = 0 if self.ending.is_set() else self.dice.randint(0, WINDOW - len(unacked))
-            numbers = list(range(self.made, self.made + fresh))
-            self.made += fresh
-            unacked.extend(numbers)
-            self.publish(peer, numbers)
-            if not unacked:
-                continue
-            data = peer.recv(1 << 16)
-            if not data:
-                return
-            heard += data
-            while len(heard) >= 16:
-                kind, _, _, last = struct.unpack_from(">HHIQ", heard)
-                del heard[:16]
-                if kind != 6 or not unacked or not unacked[0] < last <= unacked[-1] + 1:
-                    raise AssertionError(f"the server said {kind} {last}")
-                while unacked and unacked[0] < last:
-                    self.acked.add(unacked.popleft())
-
-    def publish(self, peer: socket.socket, numbers: Iterable[int]) -> None:
-        out = bytearray()
-        for number in numbers:
-            data = json.dumps(self.fields(number)).encode()
-            out += struct.pack(">HHII4sQI", 5, 1, 20 + len(data), 4, b"figg", number + 1, len(data)) + data
-        peer.sendall(out)
-
-
 class OneServer:
     """A single server, which starts again after each stop."""
 
-    def __init__(self, root: Path, resent: str, listener: str, memory: str) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.named = servers.free_ports((listener,))
+        self.named = servers.free_ports(("lumberjack",))
         self.ports = list(self.named.values())
-        chosen = (f"lumberjack.resent={resent}", "journal.min-free=0", f"server.memory={memory}")
-        self.options = tuple(word for each in chosen for word in ("--option", each))
 
     def start(self) -> None:
-        self.server = servers.Server(self.root, *self.options, ports=self.named)
+        self.server = servers.Server(self.root, "--option", "journal.min-free=0", ports=self.named)
         self.server.wait_until_serving()
 
     def lose(self, how: signal.Signals) -> None:
@@ -329,7 +248,7 @@ def stored(directory: Path) -> Counter[str]:
     """Count how often each message is in the files."""
     found: Counter[str] = Counter()
     for record in plain_reader.records(directory / "data"):
-        if record.stream in ("lumberjack", "figg"):
+        if record.stream == "lumberjack":
             found[" ".join(json.loads(record.payload)["message"].split(" ", 2)[:2])] += 1
     return found
 
@@ -341,12 +260,7 @@ def main() -> int:
     parser.add_argument(
         "--takeovers", type=int, default=0, help="lose the leader of a cluster so often instead of one server"
     )
-    parser.add_argument("--resent", choices=("drop", "store"), default="drop")
-    parser.add_argument("--client", choices=("raw", "pylogbeat", "figg"), default="raw")
-    parser.add_argument("--plain", action="store_true", help="events without an identity")
     parser.add_argument("--agents", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=0, help="events of each batch; 0: at random, up to 300")
-    parser.add_argument("--memory", default="512MiB", help="server.memory, and how much of the log is searched")
     parser.add_argument("--busy", type=float, default=400.0, help="the longest load before a stop, in ms")
     parser.add_argument("--cuts", type=float, default=5.0, help="seconds after which an agent closes a connection")
     parser.add_argument("--seed", type=int, default=1)
@@ -354,11 +268,9 @@ def main() -> int:
     arguments = parser.parse_args()
 
     root = Path(tempfile.mkdtemp(prefix="fyrehose-resent-", dir=arguments.directory))
-    cluster = Takeovers(root, arguments.resent, random.Random(arguments.seed)) if arguments.takeovers else None
-    listener = "figg" if arguments.client == "figg" else "lumberjack"
-    served = cluster or OneServer(root, arguments.resent, listener, arguments.memory)
-    kind = {"raw": Agent, "pylogbeat": PyLogBeat, "figg": FiggAgent}[arguments.client]
-    agents = [kind(f"agent-{n}", served.ports, arguments, f"{arguments.seed}-{n}") for n in range(arguments.agents)]
+    cluster = Takeovers(root, random.Random(arguments.seed)) if arguments.takeovers else None
+    served = cluster or OneServer(root)
+    agents = [Agent(f"agent-{n}", served.ports, arguments, f"{arguments.seed}-{n}") for n in range(arguments.agents)]
     began = time.monotonic()
     try:
         directory = torture(served, agents, arguments)
@@ -384,13 +296,11 @@ def report(
     lost, doubled = acked - found.keys(), sum(found.values()) - len(found)
     if lost:
         problems.append(f"LOST: {sorted(lost)[:5]}")
-    if doubled and arguments.resent == "drop" and not arguments.plain and arguments.client != "figg":
+    if doubled:
         problems.append(f"stored twice: {[name for name, count in found.items() if count > 1][:5]}")
-    events = "without an identity" if arguments.plain else "with an identity"
     print(
-        f"{what} with resent={arguments.resent}, {arguments.client} agents, events {events} (seed {arguments.seed}): "
-        f"{len(acked)} acknowledged, {sum(agent.resent for agent in agents)} sent again, {sum(found.values())} stored, "
-        f"{doubled} doubled, {len(lost)} lost, {seconds:.0f} s"
+        f"{what} (seed {arguments.seed}): {len(acked)} acknowledged, {sum(agent.resent for agent in agents)} sent "
+        f"again, {sum(found.values())} stored, {doubled} doubled, {len(lost)} lost, {seconds:.0f} s"
     )
     return problems
 

@@ -28,13 +28,13 @@ OPENED_AGAIN = "are closed, and opened again"
 
 
 class Takeovers:
-    """A cluster whose servers drop or store repeated events.
+    """A cluster whose servers drop repeated events.
 
     :ivar ports: the ports of the lumberjack listeners, of which only the leader's is open
     :ivar problems: problems with how servers ended
     """
 
-    def __init__(self, root: Path, resent: str, dice: random.Random) -> None:
+    def __init__(self, root: Path, dice: random.Random) -> None:
         self.cluster, self.dice = Cluster(root), dice
         self.problems: list[str] = []
         self.ports: list[int] = []
@@ -42,7 +42,6 @@ class Takeovers:
             port = servers.free_ports(("lumberjack",))["lumberjack"]
             self.ports.append(port)
             server.listen = {"lumberjack": f"tcp:{port}"}
-            server.more = f'[option.lumberjack]\nresent = "{resent}"\n\n'
 
     def start(self) -> None:
         self.cluster.__enter__()
