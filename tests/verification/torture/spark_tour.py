@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""Follow the tour of docs/spark.md with counted events: publish by three protocols while an archive follows.
+"""Follow the tour of docs/spark.md with counted events: publish by two protocols while an archive follows.
 
-    spark_tour.py [--events N] [--rate EVENTS] [--logs DIR] [--seed S] [--directory DIR]
+    spark_tour.py [--events N] [--rate EVENTS] [--seed S] [--directory DIR]
 
-Against a real server, the program publishes the machine's real logs by each of three protocols, with the commands that
-a user types, and N generated events by Figg, lumberjack and Relink.  One message in a thousand of the first two is sent
-again with the same number, as a client does that has received no answer; Relink never does so.  Meanwhile
-``fyrehose-spark archive --follow`` runs, and ``table`` is asked again and again: it must have everything that was
-durable when the question was asked, and in the end exactly what was acknowledged.  There must be no gaps, and no
-doubles except the messages that were sent again.
+N generated events are published to a real server by Figg and lumberjack.  One message in a thousand is sent again with
+the same number, as a client does that has received no answer.  Meanwhile an archive follows the journal, and ``table``
+is asked again and again: it must have everything that was durable when the question was asked, and in the end exactly
+what was acknowledged.  There must be no gaps, and no doubles except the messages that were sent again.
 
 The exit status is 1 if anything is missing, doubled or different; then the directory is kept.
 """
@@ -17,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import random
-import re
 import shutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import threading
@@ -45,8 +41,6 @@ from fyrehose.spark.jobs.verify import verify
 
 #: How many events are sent before waiting for an answer; one in how many is sent again.
 TOGETHER, PLANTED = 500, 1000
-#: How many events one run of the command publishes.
-FILE = 20_000
 
 
 class Told:
@@ -151,76 +145,24 @@ def _lumberjack(peer: socket.socket, payloads: list[bytes]) -> None:
                 return
 
 
-def by_relink(port: int, told: Told, count: int, seed: int, pace: Pace, directory: Path) -> None:
-    """Publish to the stream ``orders`` with the command, from files."""
-    lines: list[bytes] = []
-    file = directory / "orders"
-    for payloads in events("order", count, seed):
-        lines += payloads
-        if len(lines) >= FILE:
-            pace.wait(len(lines))
-            publish(told, "orders", file, lines, "relink", port)
-            lines.clear()
-    if lines:
-        publish(told, "orders", file, lines, "relink", port)
-
-
-def publish(told: Told, stream: str, file: Path, lines: list[bytes], protocol: str, port: int) -> None:
-    """Publish with the command, as a user does; count what it says was acknowledged."""
-    file.write_bytes(b"".join(line + b"\n" for line in lines))
-    told.add(stream, published(protocol, port, [file], *([] if protocol == "lumberjack" else ["--stream", stream])))
-
-
-def published(protocol: str, port: int, files: list[Path], *words: str) -> int:
-    """Return how many lines of ``files`` a server has acknowledged."""
-    command = [sys.executable, "-c", "from fyrehose.cli import main; main()", "publish", "--protocol", protocol]
-    named = [word for file in files for word in ("--file", str(file))]
-    command += ["--to", f"127.0.0.1:{port}", "--timeout", "60s", *words, *named]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r"([\d,]+) messages? \(.*published and acknowledged", ended.stderr)
-    if ended.returncode or not found:
-        raise ConnectionError(f"fyrehose publish ended with {ended.returncode}: {ended.stderr}")
-    return int(found[1].replace(",", ""))
-
-
-def real_logs(directory: Path) -> list[Path]:
-    """Return the log files of this machine that contain text."""
-    found = []
-    for path in sorted(directory.rglob("*.log")):
-        try:
-            if path.is_file() and path.stat().st_size and path.read_text():
-                found.append(path)
-        except (OSError, UnicodeDecodeError):
-            continue  # this file is not readable, or is no text
-    return found
-
-
-def publish_logs(server: Server, told: Told, logs: list[Path]) -> None:
-    """Publish each log by each of the three listeners; two of them write to the same stream."""
-    if logs:
-        told.add("logs", published("figg", server.port("figg"), logs, "--stream", "logs"))
-        told.add("lumberjack", published("lumberjack", server.port("lumberjack"), logs))
-        told.add("logs", published("relink", server.port("relink"), logs, "--stream", "logs"))
-
-
 class Load:
     """All publishers, in threads."""
 
-    def __init__(self, server: Server, told: Told, args: argparse.Namespace, directory: Path) -> None:
+    def __init__(self, server: Server, told: Told, args: argparse.Namespace) -> None:
         self.failure: BaseException | None = None
-        shares = args.events - args.events // 3 * 2, args.events // 3, args.events // 3
-        figg, lumberjack, relink = (server.port(name) for name in ("figg", "lumberjack", "relink"))
-        works: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-            (by_figg, (figg, told, shares[0], args.seed, Pace(args.rate))),
-            (by_lumberjack, (lumberjack, told, shares[1], args.seed, Pace(args.rate))),
-            (by_relink, (relink, told, shares[2], args.seed, Pace(args.rate), directory)),
-            (publish_logs, (server, told, real_logs(args.logs))),
+        works = {"figg": by_figg, "lumberjack": by_lumberjack}
+        self._threads = [
+            threading.Thread(
+                target=self._run,
+                args=(work, server.port(name), told, args.events // len(works), args.seed, Pace(args.rate)),
+                daemon=True,
+            )
+            for name, work in works.items()
         ]
-        self._threads = [threading.Thread(target=self._run, args=work, daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
 
-    def _run(self, work: Callable[..., None], words: tuple[Any, ...]) -> None:
+    def _run(self, work: Callable[..., None], *words: Any) -> None:
         try:
             work(*words)
         except BaseException as failure:
@@ -234,27 +176,8 @@ class Load:
 
 
 @contextmanager
-def archiving_beside(journal: Path, lake: Path, log: Path) -> Iterator[None]:
-    """Run ``fyrehose-spark archive --follow`` until the block ends, then end it as Ctrl-C does."""
-    command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
-    command += [str(lake), "--follow", "--every", "3s", "--subscription", "lake", "--memory", "1g"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        yield
-        process.send_signal(signal.SIGINT)
-        status = process.wait(120)
-        print(log.read_text(), end="")
-        if status:
-            raise RuntimeError(f"the archive ended with status {status}")
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def archiving_here(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
-    """Run the archive in a thread of this process, which is quicker to start."""
+def archiving(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
+    """Run the archive in a thread of this process until the block ends."""
     done, failures = threading.Event(), []
 
     def run() -> None:
@@ -317,19 +240,14 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
     return problems
 
 
-def tour(directory: Path, args: argparse.Namespace, spark: Any, beside: bool) -> list[str]:
+def tour(directory: Path, args: argparse.Namespace, spark: Any) -> list[str]:
     """Run the whole tour; return the problems."""
     server = Server(directory)
     journal, lake, told = directory / "data", directory / "lake", Told()
     try:
         server.wait_until_serving()
-        archiving = (
-            archiving_beside(journal, lake, directory / "archive.log")
-            if beside
-            else archiving_here(spark, journal, lake)
-        )
-        with archiving:
-            load, problems, asked = Load(server, told, args, directory), [], 0
+        with archiving(spark, journal, lake):
+            load, problems, asked = Load(server, told, args), [], 0
             while load.going:
                 problems += ask(spark, lake, journal, told)
                 asked += 1
@@ -349,7 +267,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--rate", type=float, default=6000.0, help="events a second of each publisher; 0: all they can")
-    parser.add_argument("--logs", type=Path, default=Path("/var/log"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path)
     return parser.parse_args(words)
@@ -360,13 +277,13 @@ def main() -> int:
     directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-tour-"))
     began, spark = time.monotonic(), session("tour", memory="1g")
     try:
-        problems = tour(directory, args, spark, beside=True)
+        problems = tour(directory, args, spark)
     finally:
         spark.stop()
     for problem in problems[:20]:
         print(problem)
     seconds = time.monotonic() - began
-    print(f"{args.events:,} events and the logs of {args.logs} in {seconds:.0f} s: {len(problems)} problems")
+    print(f"{args.events:,} events in {seconds:.0f} s: {len(problems)} problems")
     if problems:
         print(f"kept: {directory}")
         return 1
