@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import duckdb
 import polars
 import pyarrow as pa
@@ -140,19 +141,10 @@ def test_rounds_of_any_size_give_the_same_table(written: Opener) -> None:
     config = config_of(journal)
     run(config, round_bytes=700)
     small = rows(config)
-    whole = config_of(journal, head="")
-    whole_again = TablesConfig(
-        **{name: getattr(whole, name) for name in _fields(whole)} | {"output": f"{config.output}2"}
-    )
-    run(whole_again)
-    assert small == rows(whole_again)
-    assert DeltaTable(f"{config.output}/requests").version() > DeltaTable(f"{whole_again.output}/requests").version()
-
-
-def _fields(config: TablesConfig) -> list[str]:
-    import attrs
-
-    return [field.name for field in attrs.fields(type(config))]
+    whole = attrs.evolve(config, output=f"{config.output}2")
+    run(whole)
+    assert small == rows(whole)
+    assert DeltaTable(f"{config.output}/requests").version() > DeltaTable(f"{whole.output}/requests").version()
 
 
 def test_streams_without_rows_leave_their_tables_alone_until_the_end(written: Opener) -> None:
@@ -729,19 +721,19 @@ def test_tasks_of_spark_give_the_same_tables(spark: Any, written: Opener) -> Non
     states = run_with(config, spark, round_bytes=20_000, part=3000)
     assert states["requests"].counts["rows"] == 20
     found = {name: rows(config, name) for name in ("requests", "requests_quarantine", "minutes", "errors")}
-    local = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{config.output}2"})
+    local = attrs.evolve(config, output=f"{config.output}2")
     run(local)
     assert found == {name: rows(local, name) for name in found}
     bad = config_of(journal, '[tables.requests.expectations]\nok = { check = "status < 600", action = "fail" }\n')
-    bad = TablesConfig(**{name: getattr(bad, name) for name in _fields(bad)} | {"output": f"{config.output}3"})
     with pytest.raises(ExpectationFailed, match=r"record \d+ of the stream 'web'"):
-        fill_tables(spark, bad)
+        fill_tables(spark, attrs.evolve(bad, output=f"{config.output}3"))
 
 
 def test_tables_can_be_filled_in_an_object_store(written: Opener, bucket: str) -> None:
     journal = written()
-    config = config_of(journal, EXPECTATIONS + AGGREGATES, columns='ms = "long"')
-    config = TablesConfig(**{name: getattr(config, name) for name in _fields(config)} | {"output": f"{bucket}/tables"})
+    config = attrs.evolve(
+        config_of(journal, EXPECTATIONS + AGGREGATES, columns='ms = "long"'), output=f"{bucket}/tables"
+    )
     journal.append(beats(request(0, 200, ms=1), request(0, 999)))
     run(config)
     journal.append(beats(request(0, 200, ms=2)))

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import harness
 
@@ -24,24 +25,16 @@ with harness.instrumented("fyrehose.journal"):
     from fyrehose.errors import JournalError
     from fyrehose.journal import format as fmt
     from fyrehose.journal import index, packing, scan, subscriptions
-    from fyrehose.journal.files import SteppedFiles
     from fyrehose.journal.quarantine import set_aside
     from fyrehose.journal.recovery import recover
     from fyrehose.offline.verify import verify
     from fyrehose.records import Run
+    from tests.doubles.disk import WatchedFiles
 
 STREAMS = ("s", "stream \N{SNOWMAN}", "x" * 255)
 #: The directory of the journal's files; the harness deletes it.
 DIRECTORY = Path(tempfile.gettempdir())
 JOURNAL = DIRECTORY / "journal"
-
-
-class NoSync(SteppedFiles):
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, directory: Path) -> None:
-        pass
 
 
 def run_of(dice: harness.Dice, first: int) -> Run:
@@ -132,14 +125,14 @@ def segment(data: bytes) -> None:
     for quarantine in (False, True):
         try:
             if quarantine:
-                set_aside(JOURNAL, NoSync())
-            found = recover(JOURNAL, NoSync())
+                set_aside(JOURNAL, WatchedFiles())
+            found = recover(JOURNAL, WatchedFiles())
         except (JournalError, fmt.Damage):
             continue
         # Quarantine appends a note about the numbers that must not be used again, with an entry for each stream.
         note = 64 + 288 * (len(found.streams.ends) + 1) if quarantine else 0
         assert found.position <= len(content) + 64 + note
-        assert recover(JOURNAL, NoSync()).streams.ends == found.streams.ends, (
+        assert recover(JOURNAL, WatchedFiles()).streams.ends == found.streams.ends, (
             "a second start finds other streams than the first one"
         )
 

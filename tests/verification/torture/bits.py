@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Flip every bit of a segment, and cut it at every byte, and check how recovery handles each damaged copy.
 
-    bits.py [--count N] [--part K/N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
+    bits.py [--count N] [--seed S] [--jobs J] [--shape NAME] [--size BYTES]
 
 A segment of --size bytes is written in each of three shapes: many tiny runs, few large ones, many streams; and segments
 of two batches each, of 200 KiB, 1 MiB and 8 MiB.  Each trial damages a copy of a segment:
@@ -36,10 +36,10 @@ from pathlib import Path
 from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
-from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.recovery import Recovered, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
+from tests.doubles.disk import WatchedFiles
 
 #: The shapes that consist of one large batch after the other: the size of each batch's payloads, in bytes.
 BATCHES = {"200 KiB": 200 << 10, "1 MiB": 1 << 20, "8 MiB": 8 << 20}
@@ -52,21 +52,11 @@ SHARE = 2000
 RARE = 50
 
 
-class NoSync(SteppedFiles):
-    """Files that are never synced, because no power is cut here."""
-
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, directory: Path) -> None:
-        pass
-
-
 class Specimen:
     """A segment as it was written, its records, and a directory for damaged copies."""
 
     def __init__(self, directory: Path, shape: str, size: int, seed: int) -> None:
-        self.directory, self.shape, self.files = directory, shape, NoSync()
+        self.directory, self.shape, self.files = directory, shape, WatchedFiles()
         writer = Writer(directory, Recovered(directory=directory), size, True, self.files)
         writer.open(1)
         #: the position of each batch, the last number of each stream before it, and a digest of the records before it
@@ -255,7 +245,6 @@ def shares(
     kind: str,
     count: int,
     dice: random.Random,
-    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Iterable[int]]:
     size = size_of(shape, size)
     total = size if kind == "cuts" else size * 8
@@ -264,15 +253,8 @@ def shares(
         places += dice.sample(range(total), (count or SHARE) // RARE)
     else:
         places = list(range(total) if not count or count >= total else dice.sample(range(total), count))
-    places = places[part[0] :: part[1]]
     for begin in range(0, len(places), SHARE):
         yield places[begin : begin + SHARE]
-
-
-def part(text: str) -> tuple[int, int]:
-    """Parse ``K/N``, the K-th of N parts counted from 1."""
-    number, _, of = text.partition("/")
-    return int(number) - 1, int(of)
 
 
 def main() -> int:
@@ -283,7 +265,6 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=64 << 10)
     parser.add_argument("--shape", choices=SHAPES, action="append")
     parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--part", type=part, default=(0, 1), help="K/N: only the K-th of N parts of the positions")
     arguments = parser.parse_args()
     dice = random.Random(arguments.seed)
     failed = 0
@@ -293,9 +274,7 @@ def main() -> int:
                 began = time.monotonic()
                 jobs = [
                     pool.submit(share, kind, shape, size_of(shape, arguments.size), arguments.seed, places)
-                    for places in shares(
-                        shape, arguments.size, arguments.seed, kind, arguments.count, dice, arguments.part
-                    )
+                    for places in shares(shape, arguments.size, arguments.seed, kind, arguments.count, dice)
                 ]
                 tried, outcomes, wrong = 0, dict.fromkeys(("refused", "recovered"), 0), []
                 for job in jobs:

@@ -34,9 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import power_model
 import power_writer
 
-from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.settings import JournalSettings, durability
-from tests.doubles.disk import Noted, RecordingFiles, images
+from tests.doubles.disk import Noted, RecordingFiles, WatchedFiles, images
 
 #: In how many states of a history the power is cut a second time, during recovery.
 TWICE = 12
@@ -118,7 +117,7 @@ class Bench:
         model = copy.deepcopy(known)
         model.directory = directory
         said: list[tuple[Any, ...]] = []
-        files = RecordingFiles(directory) if twice else _NoSync()
+        files = RecordingFiles(directory) if twice else WatchedFiles()
         note = files.note if isinstance(files, RecordingFiles) else said.append
         writer = power_writer.Writer(model, files, settings, lambda *words: note(words), 1)
         writer.live(2 if twice else 0)
@@ -136,14 +135,6 @@ class Bench:
             seen, self.seen = self.seen, set()
             self.cut(files, known, settings, f"{what}, cut again")
             self.seen = seen
-
-
-class _NoSync(SteppedFiles):
-    def sync(self, fd: int) -> None:
-        pass
-
-    def sync_directory(self, directory: Path) -> None:
-        pass
 
 
 def main() -> int:
