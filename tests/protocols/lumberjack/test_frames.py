@@ -148,6 +148,13 @@ def test_a_large_key_is_refused_by_its_length(size: int) -> None:
         PairScanner().advance(data, 0, len(data))
 
 
+def test_a_key_may_be_as_long_as_the_limit() -> None:
+    data = announced(1) + pack(">I", MAX_KEY) + bytes(MAX_KEY + 4)
+    fields = PairScanner()
+    assert fields.advance(data, 0, len(data)) == len(data)
+    assert fields.whole
+
+
 def test_a_large_value_is_refused_by_its_length() -> None:
     fits = MAX_EVENT - 4 - 8
     data = announced(1) + pack(">II", 0, fits)

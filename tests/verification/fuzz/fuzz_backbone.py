@@ -131,32 +131,6 @@ def serve(data: bytes, settings: BackboneSettings, edges: tuple[int, ...]) -> No
             assert client.trusted == in_networks(address[0], settings.trusted)
 
 
-def limits(data: bytes) -> None:
-    """Check the largest datagram, the widest range of a request, and the push rate, around their default limits."""
-    settings = BackboneSettings()
-    specimen = harness.Specimen(
-        data, {"data": frames.MAX_DATA, "range": frames.MAX_SEQUENCES, "rate": settings.push_rate}
-    )
-    session = make_session(settings)
-    size, source = specimen.size, SOURCES[1]
-    if specimen.which == "data":
-        wire = struct.pack(">BH6x", 2, size) + bytes(size)
-        events = session.receive_datagrams(wire, len(wire), source, 0.0)
-        assert [type(event) for event in events] == [Dropped if specimen.over else Pushed]
-    elif specimen.which == "range":
-        session.receive_datagrams(
-            frames.KeepAlive(address=source, flags=frames.Flags.NONE, token=bytes(16)).serialize(), 29, source, 0.0
-        )
-        wire = frames.Request(address=source, first=9, last=8 + size).serialize()
-        for event in session.receive_datagrams(wire, len(wire), source, 0.0):
-            assert not isinstance(event, Replay) or event.last - event.first < frames.MAX_SEQUENCES
-    else:
-        wire = frames.Push(data=b"x").serialize() * size
-        events = session.receive_datagrams(wire, 10, source, 0.0)
-        taken = sum(len(event.lengths) // 4 for event in events if isinstance(event, Pushed))
-        assert taken == min(size, settings.push_rate)
-
-
 def client(data: bytes) -> None:
     """Check that a client session delivers rising numbers, and settles each push once."""
     dice = harness.Dice(data)
@@ -231,7 +205,7 @@ def kernels(data: bytes) -> None:
                 assert kernel.cut_trains(lengths, 70_000, most) == pure.cut_trains(lengths, 70_000, most)
 
 
-DECODERS = {"server": server, "limits": limits, "client": client, "single": single, "kernels": kernels}
+DECODERS = {"server": server, "client": client, "single": single, "kernels": kernels}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

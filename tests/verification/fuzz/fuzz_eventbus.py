@@ -26,8 +26,6 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.protocols.eventbus.curve import CurveClient, CurveServer, new_keys
     from fyrehose.protocols.eventbus.frames import (
         MAX_LABEL,
-        MAX_SUBTREE,
-        MAX_SUBTREES,
         Broadcast,
         Dialect,
         Pub,
@@ -47,9 +45,8 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         SnapshotSession,
         SubscriberSession,
     )
-    from fyrehose.protocols.eventbus.settings import EventBusSettings
     from fyrehose.protocols.eventbus.zmtp import MessageRefused, Null, ZmtpSession, command, encode, frame
-    from fyrehose.records import MAX_NAME, Run
+    from fyrehose.records import Run
     from fyrehose.sessions import events_of
 
 Message = list[bytes]
@@ -287,42 +284,6 @@ def shown(events: list[object]) -> list[object]:
     return found
 
 
-def limits(data: bytes) -> None:
-    """Check that a length is refused if, and only if, it exceeds its default limit."""
-    settings = EventBusSettings()
-    specimen = harness.Specimen(
-        data,
-        {
-            "data": settings.max_payload,
-            "topic": MAX_NAME,
-            "producer": MAX_LABEL,
-            "time": MAX_LABEL,
-            "uuid": MAX_LABEL,
-            "subtree": MAX_SUBTREE,
-            "subtrees": MAX_SUBTREES,
-        },
-    )
-    event = list(EVENT)
-    collector = specimen.which not in ("subtree", "subtrees")
-    session: ZmtpSession = CollectorSession(Null(), settings.max_payload, "s")
-    if not collector:
-        session = SnapshotSession(Null(), Dialect.BINARY)
-        spec = b"/" + b"x" * (specimen.size - 2) + b"/"
-        if specimen.which == "subtrees":
-            spec = b";".join(b"/%d/" % n for n in range(specimen.size))
-        event = [b"SYNCSTART", spec, bytes(8)]
-    else:
-        place = {"topic": 0, "producer": 2, "time": 3, "uuid": 4, "data": 5}[specimen.which]
-        event[place] = b"x" * specimen.size
-    client = DealerSession()
-    greet(session, client)
-    wire = encode(event)
-    if specimen.which == "data" and not specimen.whole:
-        wire = wire[: len(wire) - specimen.size]  # the length is judged before the data arrives
-    refused = any(isinstance(found, MessageRefused) for found in events_of(session, wire))
-    assert refused is specimen.over, (specimen.which, specimen.size)
-
-
 def again(parse: Callable[[Message], object], message: Message) -> None:
     """Check that parsing the encoded form of a parsed *message* returns an equal one."""
     try:
@@ -337,7 +298,6 @@ DECODERS = {
     "labels": lambda data: Fuzzer(data).labels(),
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
-    "limits": limits,
     "both": lambda data: Fuzzer(data).both(),
     "curve": lambda data: Fuzzer(data).curve(),
 }

@@ -142,22 +142,6 @@ def ambiguous(data: bytes) -> None:
     assert said(dice.pieces(wire)) == said([wire]) == ["bad-http"]
 
 
-def limits(data: bytes) -> None:
-    """Check that a message, a line or a body is refused if, and only if, it exceeds its default limit."""
-    largest = DEFAULTS.message
-    specimen = harness.Specimen(data, {"message": largest, "line": largest, "lines": DEFAULTS.body})
-    kind, head = "text/plain" if specimen.which == "message" else "application/x-ndjson", ""
-    if specimen.which == "line":
-        head = f"Content-Length: {specimen.size + 1}"
-    else:
-        head = f"Content-Length: {specimen.size}"
-        specimen.whole = specimen.whole and specimen.which == "message"
-    start = f"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{head}\r\n\r\n".encode()
-    found = said(specimen.chunks(start, b"\n" if specimen.which == "line" else b""), DEFAULTS)
-    refused = any(isinstance(event, tuple) and event[0] == 413 for event in found)
-    assert refused is (specimen.over and (specimen.whole or specimen.which != "line")), specimen.which
-
-
 def bodies(data: bytes) -> None:
     """Check that line bodies and whole bodies yield the same messages however they are cut."""
     dice = harness.Dice(data)
@@ -178,7 +162,7 @@ def bodies(data: bytes) -> None:
         assert results[0] == results[1]
 
 
-DECODERS = {"requests": requests, "limits": limits, "raw": raw, "bodies": bodies, "ambiguous": ambiguous}
+DECODERS = {"requests": requests, "raw": raw, "bodies": bodies, "ambiguous": ambiguous}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

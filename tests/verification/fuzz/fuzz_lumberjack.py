@@ -150,32 +150,6 @@ def streaming(size: int) -> Iterator[None]:
             setattr(inflate, name, value)
 
 
-def limits(data: bytes) -> None:
-    """Check that a length or count is refused if, and only if, it exceeds its default limit."""
-    defaults = LumberjackSettings(refused="close").limits
-    specimen = harness.Specimen(
-        data,
-        {
-            "J": defaults.max_frame,
-            "pairs": frames.MAX_PAIRS,
-            "key": frames.MAX_KEY,
-        },
-    )
-    size = specimen.size.to_bytes(4, "big")
-    one, start = (1).to_bytes(4, "big"), b"2W" + (1).to_bytes(4, "big")
-    if specimen.which == "J":
-        specimen.whole = False  # a whole specimen would be a gigabyte
-        chunks = specimen.chunks(start + b"2J" + one + size)
-    elif specimen.which == "pairs":
-        chunks = [start + b"2D" + one + size, bytes(8) * specimen.size]
-    else:
-        chunks = [start + b"2D" + one + one + size, bytes(specimen.size + 4)]
-    events, cause = session_of(defaults, chunks)
-    assert (cause is not None) is specimen.over, (specimen.which, specimen.size, cause)
-    if specimen.which in ("pairs", "key"):
-        assert len(events) == (not specimen.over)
-
-
 def writer(data: bytes) -> None:
     """Check that the writer's session accepts any acknowledgements of windows, and never more than it has sent."""
     for size in (len(data) or 1, 1, 5):
@@ -221,7 +195,7 @@ def kernels(data: bytes) -> None:
         assert parts == pure.scatter(of, len(classes), most, lengths, data)
 
 
-DECODERS = {"reader": reader, "limits": limits, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
+DECODERS = {"reader": reader, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

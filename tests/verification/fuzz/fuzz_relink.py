@@ -8,7 +8,6 @@ the first check; each session receives them twice, whole and in pieces, and must
 
 from __future__ import annotations
 
-import struct
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -58,7 +57,6 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.protocols.relink.session import ConnectorSession, HelloReceived, ListenerSession, RelinkSession
     from fyrehose.protocols.relink.settings import RelinkSettings
     from fyrehose.records import Run
-    from fyrehose.sessions import events_of
     from fyrehose.testing import MemoryJournal
     from fyrehose.testing.shell import ClientSide as Connection
 
@@ -292,33 +290,6 @@ def raw(data: bytes) -> None:
         Fuzzer(harness.Chance(data[:24]), limits).sessions(data[24:])
 
 
-def limits(data: bytes) -> None:
-    """Check that a link ends if, and only if, a count or a size exceeds its default limit."""
-    specimen = harness.Specimen(
-        data,
-        {
-            "targets": DEFAULTS.targets,
-            "parts": DEFAULTS.parts,
-            "size": DEFAULTS.message_size,
-            "channels": DEFAULTS.channels,
-        },
-    )
-    size, terms = specimen.size, Terms(endpoint="publish:s", connector_size=2)
-    if specimen.which != "size" and not specimen.whole:
-        return  # thousands of channels, targets or parts take long, so these cases are as rare as large messages
-    if specimen.which == "targets":
-        chunks = [Message(channels=tuple(range(size)), parts=(b"x",), multicast=True).serialize(2)]
-    elif specimen.which == "parts":
-        chunks = [Message(channels=(0,), parts=(b"x",) * size).serialize(2)]
-    elif specimen.which == "channels":
-        chunks = [b"".join(Message(channels=(n,), parts=(b"x",)).serialize(2) for n in range(size))]
-    else:
-        chunks = specimen.chunks(struct.pack("<BBH4xQ", 0x51, 1, 0, size), bytes(-size % 8))
-    session = Fuzzer(Random(1), DEFAULTS).linked(terms, False, False)
-    found = [event for chunk in chunks for event in events_of(session, chunk)]
-    assert any(isinstance(event, Broken) for event in found) is specimen.over, (specimen.which, size)
-
-
 def handshakes(data: bytes) -> None:
     """Check handshakes with damaged hellos."""
     Fuzzer(harness.Chance(data)).handshakes()
@@ -382,7 +353,6 @@ def kernels(data: bytes) -> None:
 
 DECODERS = {
     "sessions": sessions,
-    "limits": limits,
     "raw": raw,
     "handshakes": handshakes,
     "disks": disks,

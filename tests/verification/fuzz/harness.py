@@ -135,36 +135,6 @@ class Dice:
         return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-class Specimen:
-    """A length that is one below, at or one above one of several limits, for the decoders called ``limits``.
-
-    :ivar which: the name of the limit
-    :ivar size: the length
-    :ivar over: whether the length exceeds the limit
-    :ivar whole: whether all bytes of that length are sent, or only the header that announces them
-    """
-
-    def __init__(self, data: bytes, limits: Mapping[str, int]) -> None:
-        self.dice = Dice(data)
-        self.which = self.dice.choice(list(limits))
-        delta = self.dice.choice((0, 1, -1))
-        self.size, self.over = limits[self.which] + delta, delta > 0
-        self.whole = self.dice.one_in(60)  # rarely, because it takes long
-
-    def chunks(self, head: bytes, tail: bytes = b"") -> list[bytes]:
-        """Return ``head``, ``size`` zeros and ``tail`` in chunks; only head and few zeros if not ``whole``."""
-        if self.whole:
-            step = self.dice.choice((1 << 16, 1 << 20, 300_001))
-            found = [head, *(ZEROS[: min(step, self.size - at)] for at in range(0, self.size, step)), tail]
-        else:
-            found = self.dice.pieces(head + bytes(self.dice.choice((0, 1, 700))))
-        return [chunk for chunk in found if chunk]  # an empty chunk means the end to some sessions
-
-
-#: The bytes of large specimens.
-ZEROS = bytes(1 << 20)
-
-
 class Chance(Random):
     """A Python random generator whose numbers come from an input, so that coverage guides them; 0 after its end."""
 
