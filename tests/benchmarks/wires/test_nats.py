@@ -15,7 +15,7 @@ ACK = b'MSG %s.data 2 %d\r\n{"stream":"news","seq":%d}\r\n'
 FLOW = b"HMSG %s.data 2 $JS.FC.news.abc.def 40 40\r\nNATS/1.0 100 FlowControl Request\r\n\r\n\r\n"
 
 
-def message(subscriber: Subscriber, number: int) -> bytes:
+def message(number: int) -> bytes:
     return b"MSG news 2 $JS.ACK.news.x.1.%d.%d.170.0 50\r\n%s\r\n" % (number, number, payload(50))
 
 
@@ -51,8 +51,8 @@ def test_messages_are_counted_and_flow_control_is_answered() -> None:
     subscriber = Subscriber(JOB)
     asked = subscriber.begin().splitlines()
     assert json.loads(asked[1])["config"]["deliver_subject"] == f"{subscriber.inbox.decode()}.data"
-    whole = message(subscriber, 1) + FLOW % subscriber.inbox + message(subscriber, 2)
-    heard = bytearray(whole + message(subscriber, 3)[:-1])
+    whole = message(1) + FLOW % subscriber.inbox + message(2)
+    heard = bytearray(whole + message(3)[:-1])
     assert subscriber.scan(heard, len(heard)) == len(whole)
     assert (subscriber.done, bytes(subscriber.answers)) == (2, pub(b"$JS.FC.news.abc.def", b"", b""))
 
@@ -80,15 +80,11 @@ def test_a_server_that_refuses_the_stream_is_not_measured() -> None:
             Publisher(JOB).hello(ours)
 
 
-def delivered(puller: Puller, number: int) -> bytes:
-    return b"MSG news 2 $JS.ACK.news.x.1.%d.%d.170.0 50\r\n%s\r\n" % (number, number, payload(50))
-
-
 def test_a_puller_acknowledges_what_it_has_and_waits_for_the_answers() -> None:
     pool = WorkerPool()
     puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 2, "round": 1}), pool)
     pull = puller.begin()
-    said = bytearray(delivered(puller, 1) + delivered(puller, 2))
+    said = bytearray(message(1) + message(2))
     assert [puller.scan(said, cut) for cut in range(len(said))] == [0] * len(said)
     assert puller.scan(said, len(said)) == len(said)
     reply = puller.inbox + b".ack "
@@ -107,6 +103,6 @@ def test_a_puller_settles_what_it_has_when_there_is_no_more() -> None:
     puller = Puller(Job(stream="news", size=50, messages=6, extra={"leases": 5, "round": 1}), WorkerPool())
     puller.begin()
     status = b"HMSG %s.data 2 30 30\r\nNATS/1.0 404 No Messages\r\n\r\n\r\n" % puller.inbox
-    said = bytearray(delivered(puller, 1) + status)
+    said = bytearray(message(1) + status)
     assert puller.scan(said, len(said)) == len(said)
     assert bytes(puller.answers).count(b"+ACK") == 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import select
 import shutil
 import signal
@@ -193,13 +192,6 @@ class Attacker:
             self.open.pop(dice.randrange(LEFT_OPEN)).close()
 
 
-def resident(pid: int) -> int:
-    """Return the resident memory of a process, in KiB."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found, "the server has ended"
-    return int(found[1])
-
-
 def run(executions: int, seed: int) -> list[str]:
     """Run the attacks; return the problems that were found."""
     directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
@@ -211,13 +203,13 @@ def run(executions: int, seed: int) -> list[str]:
         server.wait_until_serving()
         life.load(server)
         time.sleep(1)
-        before = resident(server.process.pid)
+        before = servers.Usage(server.process.pid).resident
         attacker = Attacker({listener: server.port(listener) for listener in servers.LISTENERS}, seed)
         for _ in range(executions):
             attacker.attack()
             if server.process.poll() is not None:
                 break
-        grown = resident(server.process.pid) - before
+        grown = servers.Usage(server.process.pid).resident - before
         life.check(server)
         status = server.kill(signal.SIGTERM)
     except (AssertionError, OSError, ValueError) as error:

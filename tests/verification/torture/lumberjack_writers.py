@@ -23,8 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import re
 import resource
 import selectors
 import socket
@@ -43,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import servers
 import wire
+from servers import Usage
 
 #: After how many seconds without any acknowledgement the writers give up.
 SILENCE = 60.0
@@ -173,20 +172,6 @@ def told(pipe: Connection) -> Any:
     return said
 
 
-def memory(pid: int) -> tuple[int, int]:
-    """Return the present and the largest memory of the server, in KiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    resident, most = (re.search(rf"{name}:\s+(\d+) kB", status) for name in ("VmRSS", "VmHWM"))
-    assert resident is not None
-    assert most is not None
-    return int(resident[1]), int(most[1])
-
-
-def cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def stored(port: int) -> int:
     """Return the number of the last event in the stream."""
     with socket.create_connection(("127.0.0.1", port), timeout=SILENCE) as peer:
@@ -218,7 +203,7 @@ def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
         pipes.append(ours)
     for pipe in pipes:
         told(pipe)
-    idle, used = memory(pid)[0], cpu(pid)
+    before = Usage(pid)
     began = time.monotonic()
     for pipe in pipes[:-1]:
         pipe.send("begin")
@@ -226,18 +211,18 @@ def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
     seconds = time.monotonic() - began
     pipes[-1].send("enough")
     waits = told(pipes[-1])
-    most = memory(pid)[1]
+    after = Usage(pid)
     for pipe in pipes[:-1]:
         pipe.send("end")
     count = arguments.writers * arguments.windows * arguments.events
     found = stored(server.port("figg")) - len(waits)
     longest, overtaken = (max(column) for column in zip(*waits, strict=True))
-    limit = (arguments.memory + arguments.slack << 10) + idle
+    limit = (arguments.memory + arguments.slack << 10) + before.resident
     problems = []
     if found != count:
         problems.append(f"{count} events were acknowledged, and {found} are in the stream")
-    if most > limit:
-        problems.append(f"the server used {most >> 10} MiB, the limit is {limit >> 10} MiB")
+    if after.largest > limit:
+        problems.append(f"the server used {after.largest >> 10} MiB, the limit is {limit >> 10} MiB")
     if longest > arguments.patience:
         problems.append(f"the light writer waited for {longest:.2f} s")
     if overtaken > arguments.light_windows:
@@ -249,9 +234,9 @@ def run(server: servers.Server, arguments: argparse.Namespace) -> list[str]:
         "events": count,
         "acknowledged": sum(acked),
         "seconds": round(seconds, 2),
-        "cpu": round(cpu(pid) - used, 2),
-        "idle_mib": idle >> 10,
-        "most_mib": most >> 10,
+        "cpu": round(after.cpu - before.cpu, 2),
+        "idle_mib": before.resident >> 10,
+        "most_mib": after.largest >> 10,
         "budget_mib": arguments.memory,
         "kept_alive": sum(report["kept alive"] for report in reports),
         "light": len(waits),
