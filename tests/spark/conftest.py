@@ -19,9 +19,7 @@ from urllib.request import Request, urlopen
 import attrs
 import pytest
 from twisted.internet.task import Clock
-from zope.interface import implementer
 
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.clock import RecordClock
 from fyrehose.journal.commit import InlineWorker
@@ -29,35 +27,13 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline.places import Directory
 from fyrehose.records import Record, Run
-from fyrehose.spark.columns import arrow_schema
+from fyrehose.spark.columns import COLUMNS, arrow_schema
 from fyrehose.spark.plan import Planner
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Selection
 from tests.doubles.appending import append_runs
 from tests.doubles.killed import close_files
-
-ALL = (
-    "stream",
-    "seq",
-    "time",
-    "source",
-    "producer",
-    "topic",
-    "content_type",
-    "producer_seq",
-    "event_id",
-    "event_time",
-    "payload",
-)
-
-
-@implementer(IJournalObserver)
-class Observer:
-    def durable(self, ends: Mapping[str, int]) -> None:
-        pass
-
-    def state_changed(self, state: JournalState, reason: str) -> None:
-        pass
+from tests.doubles.opened_journal import Observer
 
 
 @attrs.define(eq=False)
@@ -108,7 +84,7 @@ class Written:
     def read(
         self,
         selection: Selection | None = None,
-        columns: tuple[str, ...] = ALL,
+        columns: tuple[str, ...] = tuple(COLUMNS),
         skip_gaps: bool = False,
         piece: int = 1 << 16,
         start: int | None = None,

@@ -14,7 +14,7 @@ from fyrehose.journal import scan
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
 from fyrehose.spark.columns import arrow_schema
-from fyrehose.spark.plan import Planner, admitted, headers
+from fyrehose.spark.plan import FOLLOWED, Planner, admitted, headers
 from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
 
@@ -26,8 +26,12 @@ def test_consecutive_parts_cover_the_journal_without_gaps(written: Opener) -> No
     journal.fill(300)
     parts = Planner(journal.place, Selection(), piece=20_000).parts()
     assert len(parts) > len(journal.segments) > 2
+    batches = (found.header for found in walk(Log.of(journal.directory)) if isinstance(found, Batch))
+    chains = {header.position: header.chain for header in batches}
     for part, after in pairwise(parts):
-        assert after.first == (part.stop if after.base == part.base else after.base + 64)
+        joined = after.base == part.base
+        assert after.first == (part.stop if joined else after.base + 64)
+        assert part.chain == (chains[after.first] if joined else None), "the next batch continues this checksum"
     assert all(part.size < 120_000 for part in parts)
     assert parts[-1].stop == scan.read_mark(journal.directory)
 
@@ -37,16 +41,6 @@ def test_empty_journal_has_no_parts(written: Opener) -> None:
     mark = journal.place.view().mark
     assert Planner(journal.place).parts(mark) == []
     assert Planner(journal.place).parts(mark, mark) == []
-
-
-def test_parts_between_two_positions_cover_only_their_range(written: Opener) -> None:
-    journal = written()
-    journal.fill(30)
-    middle = journal.place.view().mark
-    journal.fill(30)
-    first, second = journal.read(stop=middle), journal.read(start=middle)
-    assert journal.brief(first + second) == journal.rows()
-    assert len(first) == 30 // 4 * 10 + 3
 
 
 def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
@@ -59,20 +53,42 @@ def test_segments_of_another_time_are_not_planned(written: Opener) -> None:
     assert {part.base for part in early} == {0}
 
 
-def test_records_of_every_interval_are_those_that_the_plan_reads(written: Opener) -> None:
-    """Segments begin and end at times of records, where a bound must not leave any out."""
+def test_parts_of_a_random_selection_have_its_records_once(written: Opener) -> None:
+    """The bounds are times, numbers and positions at which a segment, a part or a step of the index may begin."""
     journal, dice = written(), Random(4)
-    for number in range(30):
+    marks, batch_of = [journal.place.view().mark], dict[tuple[str, int], int]()
+    for number in range(60):
         journal.now[0] -= dice.choice((0, 1_000_000))  # some commits have the time of the one before
-        journal.append(Run.of(f"s{number % 3}", [bytes(45_000)], source="test"))
-    assert len(journal.segments) > 4
+        before = len(journal.records)
+        streams = dice.sample(["a", "b", "c", "d", "rare"], dice.randint(1, 2))
+        if number % 20 == 10:
+            streams = [f"many-{n}" for n in range(FOLLOWED + 1)]
+        sizes = [dice.choice((10, 9_000, 45_000)) for _ in range(3)]
+        journal.append(*(Run.of(s, [bytes(n) for n in sizes[: dice.randint(1, 3)]], source="test") for s in streams))
+        batch_of |= {(record.stream, record.seq): number for record in journal.records[before:]}
+        marks.append(journal.place.view().mark)
+    assert len(journal.segments) > 6
     times = sorted({record.time for record in journal.records})
-    bounds = [(time, times[-1]) for time in times] + [tuple(sorted(dice.sample(times, 2))) for _ in times]
-    for since, until in bounds:
-        chosen = Selection(start=Bounds(time=since), end=Bounds(time=until))
-        found = journal.brief(journal.read(chosen))
-        expected = journal.rows(lambda record, since=since, until=until: since <= record.time <= until)
-        assert found == expected, f"{len(found)} of {len(expected)} records from {since} to {until}"
+    for _ in range(250):
+        since, until = (dice.choice((None, each)) for each in sorted(dice.choices(times, k=2)))
+        first, last = ({dice.choice("ab*"): dice.randint(1, 40)} if dice.random() < 0.5 else {} for _ in range(2))
+        chosen = Selection(
+            streams=dice.choice((None, frozenset(dice.sample("abcd", 2)), frozenset(["rare", "many-7", "none"]))),
+            start=Bounds(first, since),
+            end=Bounds(last, until),
+        )
+        begin, end = sorted(dice.sample(range(len(marks)), 2)) if dice.random() < 0.5 else (0, len(marks) - 1)
+        piece = dice.choice((1_000, 30_000, 1 << 20))
+        found = journal.brief(journal.read(chosen, piece=piece, start=marks[begin], stop=marks[end]))
+        expected = journal.rows(
+            lambda record, chosen=chosen, begin=begin, end=end: (
+                chosen.wants(record.stream)
+                and chosen.accepts(record.time)
+                and chosen.seqs(record.stream)[0] <= record.seq <= chosen.seqs(record.stream)[1]
+                and begin <= batch_of[record.stream, record.seq] < end
+            )
+        )
+        assert found == expected, f"{len(found)} of {len(expected)} records, {chosen}, {begin} to {end}, {piece}"
 
 
 def test_records_of_every_range_of_numbers_are_those_that_the_plan_reads(written: Opener) -> None:
@@ -94,7 +110,8 @@ def test_admitted_range_is_the_longest_within_random_limits(written: Opener) -> 
     journal, dice = written(), Random(5)
     journal.fill(300)
     view = journal.place.view()
-    assert admitted(journal.place, 0, view.mark, 1 << 40, 1 << 40) == view.mark
+    for stop in (view.mark, view.mark + 8):
+        assert admitted(journal.place, 0, stop, 1 << 40, 1 << 40) == view.mark
     assert len(view.segments) > 3
     ends = [(each, each.base + 64, min(each.end, view.mark)) for each in view.segments]
     batches = [header for each, first, stop in ends for header in headers(journal.place, each, first, stop)]
