@@ -21,7 +21,6 @@ LONG = ("tests/live/", "tests/verification/", "tests/spark/")
 SCHEDULES = {
     "subscriptions": (
         "tests/verification/consumers/test_exclusives.py::test_random_schedules_of_exclusive_subscriptions_break_no_rule",
-        "tests/verification/consumers/test_schedules.py::test_random_schedules_break_no_rule",
         "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule",
     )
 }

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "tools" / "changed_tests.py"
 
 
 #: The tests of a package whose schedules run, too.
-SCHEDULES = "tests/verification/consumers/test_schedules.py::test_random_schedules_break_no_rule"
+SCHEDULES = "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, te
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
         *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/spark/test_lake.py"),
         "tests/spark/typed/test_config.py",
-        *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_schedules.py"),
+        *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_tables.py"),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()

@@ -34,7 +34,7 @@ from fyrehose.records import Run
 from fyrehose.standing import Standing
 from fyrehose.subscriptions import lane as lanes
 from fyrehose.subscriptions import pool, progress, shared
-from fyrehose.subscriptions.lane import Draft
+from fyrehose.subscriptions.lane import Draft, Lane, Leased, Waiting
 from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import SOURCE, SubscriptionOptions
 from fyrehose.subscriptions.table import MOST_REDRIVEN, SubscriptionTable
@@ -166,6 +166,7 @@ class World(kept.World):
             if (at, token) in self.given:
                 continue
             check(not self.paused_at_all(), f"{at} was leased, although the subscription is paused")
+            check(self.journal.cluster.leads_alone, f"{at} was leased, although another server may lead")
             self.given.add((at, token))
             fresh |= record.seq > max(self.high[stream], self.held_to(stream))
             self.deliveries[at] += 1
@@ -537,6 +538,28 @@ def _always(value):
     return property(lambda owner: value, lambda owner, changed: None)
 
 
+def _first(ignores):
+    """Ignore those earlier records of a key for whose state *ignores* is true."""
+
+    def is_first(lane, seq):
+        key = lane._key_of.get(seq)
+        earlier = [] if key is None else [each for each in lane._queues[key] if each < seq]
+        return all(ignores(None if span is None else span.state) for span in map(lane.spans.find, earlier))
+
+    return {(Lane, "_is_first"): is_first}
+
+
+def _without_appended():
+    """Let a change count when it is durable."""
+    accept, durable = LeasePool.accept, LeasePool.durable
+
+    def both(pool, draft):
+        accept(pool, draft)
+        durable(pool, draft)
+
+    return {(LeasePool, "accept"): lambda pool, draft: None, (LeasePool, "durable"): both}
+
+
 def _without_epoch():
     """Let a rewound subscription keep its epoch, so that earlier tokens stay valid."""
     real = SubscriptionTable.append
@@ -613,6 +636,19 @@ def _repeated(pool, consumer):
 
 #: By rule: the replacements that remove it.
 MISSING = {
+    "appended-counts": _without_appended,
+    "token": lambda: {(Lane, "_may"): lambda lane, state, token, late: late or isinstance(state, Leased)},
+    "epoch-first": lambda: {(LeasePool, "may_lease"): lambda pool: pool.trusted()},
+    "leader-confirmed": lambda: {(LeasePool, "may_lease"): lambda pool: pool.stored_epoch == pool.epoch},
+    "reach-first": lambda: {(Lane, "durable_reach"): _always(RECORDS)},
+    "grace": lambda: {(LeasePool, "hold_until"): _always(0)},
+    "key-one": lambda: _first(lambda state: isinstance(state, Leased)),
+    "key-returned": lambda: _first(lambda state: isinstance(state, Waiting)),
+    "key-durable": lambda: _first(lambda state: state is None),
+    "limit": lambda: {(Lane, "_is_too_many"): lambda lane, failures: False},
+    "retention-ends": lambda: {(Lane, "expire"): lambda lane, draft: None},
+    "retention-grace": lambda: {(LeasePool, "in_grace"): lambda pool: False},
+    "window": lambda: {(LeasePool, "room"): lambda pool: 1_000},
     "rewind-epoch": _without_epoch,
     "one-batch": _without_one_batch,
     "answer-all": _without_answers,
