@@ -107,25 +107,7 @@ class TestPublish:
         assert peer.hear() == []
         server.journal.commit()
         assert peer.hear() == [Ack(number=2)]
-
-    def test_one_ack_covers_all_messages_of_a_commit(self) -> None:
-        server = make(auto=False)
-        peer = server.connect()
-        for number in range(1, 6):
-            peer.say(publish(number))
-            peer.say(publish(number, topic="other"))
-        server.journal.commit()
-        assert peer.hear() == [Ack(number=5)]
-
-    def test_ack_of_the_last_publish_is_not_delayed(self) -> None:
-        server = make(auto=False)
-        peer = server.connect()
-        peer.say(publish(1))
-        peer.say(publish(2))
-        server.journal.commit()
-        (ack,) = peer.session.receive_data(peer.transport.value())
-        assert ack == Ack(number=2)
-        assert server.clock.getDelayedCalls() == []
+        assert server.clock.getDelayedCalls() == [], "no ACK is delayed"
 
     def test_alternating_topics_are_acknowledged_together(self) -> None:
         server = make(auto=False)
@@ -253,13 +235,6 @@ class TestRefusedAmongOthers:
         assert server.count("Following") == 1
         assert "another server leads; publish there" in log_lines[-1]
 
-    def test_full_disk_keeps_the_connection_for_a_while(self) -> None:
-        server = self.server()
-        server.journal.enter(JournalState.READ_ONLY, "full")
-        peer = server.connect()
-        peer.say(publish(1))
-        assert not peer.transport.disconnecting
-
     def test_log_names_a_reserved_topic(self, log_lines: list[str]) -> None:
         server = self.server()
         server.connect().say(publish(1, topic=".dot"))
@@ -348,22 +323,6 @@ class TestAttach:
         assert peer.hear() == [Attached(topic="t", offset=2)]
         server.connect().say(publish(1, b"new"))
         assert peer.hear() == [data(3, b"new")]
-
-    @pytest.mark.parametrize("flags", [0x8000, 0x0001])
-    def test_attach_accepts_either_offset_flag(self, flags: int) -> None:
-        server = make()
-        server.connect().say(*(publish(i, b"%d" % i) for i in range(1, 6)))
-        peer = server.connect()
-        payload = pack(">HI", flags, 1) + b"t" + pack(">Q", 3)
-        peer.protocol.dataReceived(pack(">HHI", 1, 1, len(payload)) + payload)
-        assert peer.hear() == [Attached(topic="t", offset=3), data(4, b"4"), data(5, b"5")]
-
-    def test_attached_precedes_data(self) -> None:
-        server = make()
-        peer = server.connect()
-        peer.say(publish(1), Attach(topic="t", offset=0), publish(2))
-        heard = [event for event in peer.hear() if not isinstance(event, Ack)]
-        assert heard == [Attached(topic="t", offset=0), data(1), data(2)]
 
     def test_threat_second_attach_of_a_topic_moves_the_subscription(self) -> None:
         server = make()
@@ -516,44 +475,12 @@ class TestProtocolViolations:
         assert (server.stored("t"), server.stored("u")) == ([b"one", *[b"three"] * attaches], [b"two"])
         assert server.count(cause) == 1
 
-    @pytest.mark.parametrize(("cause", "wire"), VIOLATIONS)
-    def test_malformed_frame_closes_only_its_connection(self, cause: str, wire: bytes) -> None:
-        server = make()
-        bad, good, reader = server.connect(), server.connect(), server.connect()
-        reader.say(Attach(topic="t"))
-        bad.say(publish(1, b"before"))
-        bad.protocol.dataReceived(wire)
-        assert bad.transport.disconnecting
-        assert server.count(cause) == 1
-        good.say(publish(1, b"after"))
-        assert good.hear() == [Ack(number=1)]
-        assert [event.data for event in reader.hear()[1:]] == [b"before", b"after"]
-
     def test_threat_4_gib_announced_allocates_nothing(self) -> None:
         server = make()
         peer = server.connect()
         peer.protocol.dataReceived(pack(">HHI", 5, 1, 0xFFFFFFFF))
         assert peer.transport.disconnecting
         assert server.broker.budget.used == 0
-
-    def test_large_frame_is_charged_as_it_arrives(self) -> None:
-        server = make()
-        peer = server.connect()
-        wire = publish(1, bytes(1 << 20)).serialize()
-        peer.protocol.dataReceived(wire[:8])
-        assert server.broker.budget.used == 8
-        peer.protocol.dataReceived(wire[8:1008])
-        assert server.broker.budget.used == 1008
-        peer.leave()
-        assert server.broker.budget.used == 0
-
-    def test_frames_may_arrive_one_byte_at_a_time(self) -> None:
-        server = make()
-        peer = server.connect()
-        wire = publish(1, b"slowly").serialize() + Attach(topic="t", offset=0).serialize()
-        for i in range(len(wire)):
-            peer.protocol.dataReceived(wire[i : i + 1])
-        assert peer.hear() == [Ack(number=1), Attached(topic="t", offset=0), data(1, b"slowly")]
 
     def test_pings_are_echoed(self) -> None:
         server = make()
@@ -564,27 +491,6 @@ class TestProtocolViolations:
 
 class TestOthers:
     """Subscribers do not affect each other."""
-
-    def test_subscribers_that_leave_pause_or_replay_do_not_affect_others(self) -> None:
-        server = make()
-        steady, leaver, sleeper = server.connect(), server.connect(), server.connect()
-        writer = server.connect()
-        for peer in (steady, leaver, sleeper):
-            peer.say(Attach(topic="t"))
-            peer.hear()
-        writer.say(publish(1, b"1"))
-        sleeper.protocol.pauseProducing()
-        writer.say(publish(2, b"2"))
-        leaver.leave()
-        writer.say(publish(3, b"3"))
-        late = server.connect()
-        late.say(Attach(topic="t", offset=0))
-        writer.say(publish(4, b"4"))
-        assert steady.hear() == [data(i, b"%d" % i) for i in range(1, 5)]
-        assert late.hear() == [Attached(topic="t", offset=0), *(data(i, b"%d" % i) for i in range(1, 5))]
-        assert sleeper.hear() == [data(1, b"1")]
-        sleeper.protocol.resumeProducing()
-        assert sleeper.hear() == [data(i, b"%d" % i) for i in range(2, 5)]
 
     def test_threat_slow_subscriber_takes_bounded_memory_and_does_not_delay_others(self) -> None:
         """A subscriber that does not read holds the deliveries of one turn in memory, however much is published."""
@@ -657,15 +563,6 @@ def test_forbidden_topic_is_not_attached() -> None:
     assert peer.hear() == [Attached(topic="b", offset=0)]
     assert peer.transport.disconnecting
     assert server.count("Forbidden") == 2
-
-
-def test_policy_change_closes_a_connection_with_a_forbidden_subscription() -> None:
-    server = make()
-    peer = server.connect()
-    peer.say(Attach(topic="a", offset=0))
-    peer.hear()
-    server.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a"}]}))
-    assert peer.transport.disconnecting
 
 
 class TestDeadLetters:
