@@ -159,18 +159,6 @@ def test_client_reports_lost_and_found_server(make_world: Make) -> None:
     assert outcome(kept) == 1
 
 
-def test_lost_push_is_retried_by_option(make_world: Make) -> None:
-    world = make_world()
-    client = connected(world, world.client(1, timeout=0.5, retries=2))
-    world.network.loss = 1.0
-    published = client.publish(None, b"x")
-    world.run(0.7)
-    world.network.loss = 0.0
-    world.run(0.6)
-    assert outcome(published) == 1
-    assert world.payloads() == [b"x"]
-
-
 def test_ready_fires_when_the_window_has_room_and_drained_when_every_publish_is_confirmed(make_world: Make) -> None:
     world = make_world(auto=False)
     client = connected(world, world.client(1, window=2))

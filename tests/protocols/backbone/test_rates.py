@@ -16,13 +16,6 @@ def test_key_gets_its_burst_at_once_and_then_its_rate() -> None:
     assert rates.take("a", 99, 60.0) == 5  # a burst is all that gathers
 
 
-def test_keys_have_their_own_buckets() -> None:
-    rates = Rates(1, 1)
-    assert rates.take("a", 1, 0.0) == 1
-    assert rates.take("b", 1, 0.0) == 1
-    assert rates.take("a", 1, 0.0) == 0
-
-
 def test_charge_beyond_the_tokens_is_a_debt_that_the_rate_repays() -> None:
     rates = Rates(100, 50)
     assert rates.spend("a", 0, 0.0)

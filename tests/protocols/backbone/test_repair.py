@@ -167,12 +167,6 @@ def test_catch_up_continues_after_each_answer() -> None:
     assert order.due(0.2, 9) == [(10_001, LAST_SEQ)]
 
 
-def test_resumed_subscriber_requests_the_tail_again_soon() -> None:
-    order = Repair(5, pauses=(0.15, 0.25), probe=1.0)
-    assert order.due(0.0, 9) == [(6, LAST_SEQ)]
-    assert order.next_due() == 0.15
-
-
 def test_old_records_do_not_postpone_the_tail_request() -> None:
     order = Repair(0, probe=1.0)
     feed(order, (2, 2), now=0.0)

@@ -21,7 +21,6 @@ from fyrehose.protocols.backbone.frames import (
     Request,
     decode,
 )
-from fyrehose.protocols.backbone.repair import PAUSES, RecordsSkipped
 from fyrehose.protocols.backbone.session import (
     SENDER,
     BackboneClientSession,
@@ -32,7 +31,6 @@ from fyrehose.protocols.backbone.session import (
     Found,
     JournalReplaced,
     PushConfirmed,
-    PushTimedOut,
 )
 from fyrehose.records import LAST_SEQ, Run
 
@@ -112,17 +110,6 @@ def test_keepalive_has_the_flags_of_the_options(options: dict[str, object], flag
     [(frame, destination)] = bench.sent()
     assert isinstance(frame, KeepAlive)
     assert (frame.address, frame.flags, destination) == (SENDER, flags, SERVER)
-
-
-def test_next_keepalive_follows_after_a_second() -> None:
-    bench = Bench()
-    bench.join()
-    bench.tick(0.999)
-    assert bench.sent() == [], "one KEEPALIVE makes a subscriber"
-    bench.tick(0.001)
-    [(frame, destination)] = bench.sent()
-    assert isinstance(frame, KeepAlive)
-    assert destination == SERVER
 
 
 def test_keepalive_is_sent_every_second_with_a_new_token() -> None:
@@ -252,15 +239,6 @@ def test_ack_of_a_keepalive_from_before_a_move_is_dropped() -> None:
 # Rules 2 and 3: gaps and duplicates.
 
 
-def test_records_come_in_order_and_once() -> None:
-    bench = joined()
-    frames = [Deliver(seq=seq, data=b"%d" % seq) for seq in (4, 5, 5, 7, 4, 6, 6, 8)]
-    events = [event for frame in frames for event in bench.receive(frame)]
-    assert delivered(events) == [(seq, b"%d" % seq) for seq in (4, 5, 6, 7, 8)]
-    assert bench.session.repair.duplicates == 3
-    assert bench.session.repair.position == 8
-
-
 def test_a_gap_is_requested_from_the_backbone() -> None:
     bench = joined()
     bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
@@ -274,22 +252,6 @@ def test_a_gap_is_requested_from_the_backbone() -> None:
     events = bench.receive(*(Deliver(seq=seq, data=b"%d" % seq) for seq in (2, 3)), source=PEER)
     events += bench.receive(Deliver(seq=4, data=b"4"))
     assert delivered(events) == [(2, b"2"), (3, b"3"), (4, b"4"), (5, b"5")]
-
-
-def test_unavailable_range_is_reported_and_skipped() -> None:
-    bench = joined()
-    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
-    events: list[ClientEvent] = []
-    requests = 0
-    for _ in range(400):
-        events += bench.tick(0.05)
-        for frame, _ in bench.sent():
-            if isinstance(frame, KeepAlive):
-                bench.receive(KeepAliveAck(token=frame.token))
-            requests += isinstance(frame, Request) and frame.first == 2
-    assert events == [RecordsSkipped(first=2, last=4), *[e for e in events if isinstance(e, Run)]]
-    assert delivered(events) == [(5, b"5")]
-    assert requests == len(PAUSES)
 
 
 def test_records_from_other_peers_are_accepted_only_if_they_were_requested() -> None:
@@ -406,14 +368,6 @@ def test_nothing_is_pushed_before_the_backbone_is_found() -> None:
     assert bench.sent() == [(Push(data=b"early"), SERVER)]
 
 
-def test_push_without_deliver_is_unconfirmed() -> None:
-    bench = joined(timeout=3.0)
-    bench.session.push(b"hello", "a")
-    bench.tick()
-    assert [event for _ in range(29) for event in bench.tick(0.1)] == []
-    assert bench.tick(0.11) == [PushTimedOut(handle="a")]
-
-
 def test_lost_deliver_of_a_push_is_requested() -> None:
     bench = joined()
     bench.receive(Deliver(seq=1, data=b"1"))
@@ -476,12 +430,6 @@ def test_invalid_pushes_are_refused() -> None:
         joined().session.push(bytes(MAX_DATA + 1), "a")
     with pytest.raises(LocalProtocolError, match=r"without BackboneOptions\.subscribe"):
         joined(subscribe=False).session.push(b"a", "a")
-
-
-def test_abandon_leaves_pushes_unconfirmed() -> None:
-    bench = joined()
-    bench.session.push(b"a", "a")
-    assert bench.session.abandon() == [PushTimedOut(handle="a")]
 
 
 # Other datagrams.

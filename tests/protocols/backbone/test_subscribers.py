@@ -24,16 +24,6 @@ def receivers(table: Subscribers, now: float) -> list[Address]:
     return [address for address, _ in table.receivers(now)]
 
 
-def test_client_is_alive_for_five_seconds_inclusive() -> None:
-    table = Subscribers(9)
-    assert joined(table, client(1), Flags.NONE, 10.0)
-    assert receivers(table, 15.0) == [client(1)]
-    assert table.journals(15.0) == [client(1)]
-    assert receivers(table, 15.001) == []
-    assert table.journals(15.001) == []
-    assert len(table) == 0
-
-
 def test_a_client_expires_after_five_seconds_whichever_list_is_read_first() -> None:
     for flags in (Flags.NONE, QUIET):
         for look in ("receivers", "journals", "find"):
