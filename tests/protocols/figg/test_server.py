@@ -109,16 +109,6 @@ class TestPublish:
         assert peer.hear() == [Ack(number=2)]
         assert server.clock.getDelayedCalls() == [], "no ACK is delayed"
 
-    def test_alternating_topics_are_acknowledged_together(self) -> None:
-        server = make(auto=False)
-        peer = server.connect()
-        peer.say(*(publish(i, b"%d" % i, topic="ab"[i % 2]) for i in range(1, 8)))
-        server.journal.commit()
-        assert peer.hear() == [Ack(number=7)]
-        assert server.stored("a") == [b"2", b"4", b"6"]
-        (run,) = server.journal.read("b", 1, 100)
-        assert list(run.producer_seqs()) == [1, 3, 5, 7]
-
     def test_record_holds_the_peer_and_the_seq_num(self) -> None:
         server = make()
         server.connect(port=777).say(publish(41, b"a"), publish(42, b"b"))
@@ -481,12 +471,6 @@ class TestProtocolViolations:
         peer.protocol.dataReceived(pack(">HHI", 5, 1, 0xFFFFFFFF))
         assert peer.transport.disconnecting
         assert server.broker.budget.used == 0
-
-    def test_pings_are_echoed(self) -> None:
-        server = make()
-        peer = server.connect()
-        peer.say(Ping(number=123), Ping(number=(1 << 64) - 1))
-        assert peer.hear() == [Pong(number=123), Pong(number=(1 << 64) - 1)]
 
 
 class TestOthers:
