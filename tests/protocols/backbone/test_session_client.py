@@ -469,6 +469,11 @@ class Backbone:
     def record(self, seq: int) -> Deliver:
         return Deliver(seq=seq, data=self.stored.get(seq, self.data or b"new %d" % seq))
 
+    def publish(self, *seqs: int) -> None:
+        """Deliver the records *seqs*, the last of which is then the end."""
+        for self.end in seqs:
+            self.events += self.bench.receive(self.record(self.end))
+
     def run(self, seconds: float) -> None:
         """Let that time pass in steps of 0.05 s."""
         for _ in range(round(seconds / 0.05)):
@@ -503,13 +508,10 @@ def test_client_is_told_of_another_journal_and_reads_it_from_its_start() -> None
     server = Backbone(behind_twenty_records(), end=5)
     server.run(3.0)
     assert server.restarts == []
-    server.end = 6
-    server.events += server.bench.receive(server.record(6))
+    server.publish(6)
     server.run(3.0)
     assert server.restarts == [JournalReplaced(end=6, highest=20)]
-    for seq in (7, 8):
-        server.end = seq
-        server.events += server.bench.receive(server.record(seq))
+    server.publish(7, 8)
     assert delivered(server.events) == [(seq, b"new %d" % seq) for seq in range(1, 9)]
 
 
@@ -517,9 +519,7 @@ def test_first_records_of_an_empty_journal_are_a_restart_also_long_after_the_rec
     server = Backbone(behind_twenty_records(), end=0)
     server.run(20.0)
     assert server.restarts == []
-    for seq in (1, 2, 3):
-        server.end = seq
-        server.events += server.bench.receive(server.record(seq))
+    server.publish(1, 2, 3)
     server.run(3.0)
     assert [event.highest for event in server.restarts] == [20]
     assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3]
@@ -530,8 +530,7 @@ def test_quick_restart_with_another_journal_is_noticed_although_no_keepalive_was
     server = Backbone(bench, end=20)
     bench.receive(*(Deliver(seq=seq, data=b"old") for seq in range(1, 21)))
     server.run(8.0)
-    server.end = 5
-    server.events += bench.receive(server.record(5))
+    server.publish(5)
     server.run(3.0)
     assert [event.highest for event in server.restarts] == [20]
     assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3, 4, 5]

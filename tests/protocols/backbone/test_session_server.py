@@ -513,15 +513,6 @@ def test_a_request_is_forwarded_in_turn_and_never_to_the_requester() -> None:
     assert turns == {None: 100, OTHER: 100, third: 100}
 
 
-def test_no_forward_to_a_client_that_fell_silent() -> None:
-    bench = Bench()
-    bench.join(OTHER)
-    bench.now += 5.001
-    bench.asking()
-    for i in range(1, 5):
-        assert bench.receive(request(i, i)) == [Replay(destination=CLIENT, first=i, last=i)]
-
-
 def test_threat_request_for_all_records_is_limited_to_the_records_of_one_answer() -> None:
     bench = Bench(oldest=500, last=90_000).asking()
     assert bench.receive(request(0, LAST_SEQ)) == [Replay(destination=CLIENT, first=500, last=10_499)]
