@@ -265,22 +265,6 @@ def test_a_follower_refuses_messages_and_names_the_leader(cluster: Cluster) -> N
     assert f"follows {leader.name} at" in why
 
 
-def test_commands_with_all_addresses_find_the_leader(cluster: Cluster) -> None:
-    leader = leader_of(cluster)
-    wait_until_identical(cluster)
-    followers = [server for server in cluster.servers.values() if server is not leader]
-    places = ",".join(f"127.0.0.1:{server.ports[0]}" for server in (*followers, leader))
-
-    def said(*words: str) -> str:
-        program = [FYREHOSE]
-        ended = subprocess.run([*program, *words], capture_output=True, text=True, timeout=PATIENCE)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    assert not said("publish", "--to", places, "--stream", "by-command", "--timeout", "60s", "found")
-    assert said("tail", "--from", places, "--stream", "by-command", "--since", "start", "--count", "1") == "found\n"
-
-
 def test_a_program_with_all_addresses_continues_when_the_leader_is_killed(cluster: Cluster) -> None:
     leader = leader_of(cluster)
     wait_until_identical(cluster)
@@ -310,16 +294,6 @@ def test_an_orderly_stop_of_the_leader_hands_over_at_once(cluster: Cluster) -> N
     publish(cluster, b"after the stop")
     leader.start()
     check(cluster, [b"after the stop"])
-
-
-def test_publishing_continues_when_a_nats_server_is_killed(cluster: Cluster) -> None:
-    publish(cluster, b"before a node is lost")
-    cluster.nats.kill(0)
-    try:
-        publish(cluster, b"after a node is lost")
-    finally:
-        cluster.nats.start(0)
-    check(cluster, [b"before a node is lost", b"after a node is lost"])
 
 
 def test_the_same_processes_continue_when_nats_is_lost_and_comes_back(cluster: Cluster) -> None:

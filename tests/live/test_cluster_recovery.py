@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -120,51 +119,6 @@ def test_a_machine_that_has_lost_its_disk_copies_the_journal_by_itself(cluster: 
     lost.start()
     check(cluster, published)
     assert "the journal is filled up to position" in lost.log
-
-
-def test_server_stops_while_it_waits_for_a_journal_that_it_copies(
-    cluster: Cluster, serving: list[subprocess.Popen[bytes]]
-) -> None:
-    published: list[bytes] = []
-    lost, _ = follower_without_disk(cluster, published)
-    publish_more(cluster, published)
-    replace(lost)
-    for each in serving:
-        each.send_signal(signal.SIGSTOP)
-    lost.start()
-    deadline = time.monotonic() + PATIENCE
-    while "copying the journal of" not in lost.log:
-        assert time.monotonic() < deadline, lost.log
-        time.sleep(0.1)
-    assert lost.stop() == 0
-    for each in serving:
-        each.send_signal(signal.SIGCONT)
-    lost.start()
-    check(cluster, published)
-
-
-def test_leader_stops_although_the_shared_log_is_gone_and_publishers_wait(cluster: Cluster) -> None:
-    leader = leader_of(cluster)
-    with socket.create_connection(("127.0.0.1", leader.ports[1])) as publisher:
-        cluster.nats.kill(0)
-        cluster.nats.kill(1)
-        publisher.sendall(b"POST /streams/s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
-        time.sleep(1)
-        assert leader.stop() == 0
-
-
-def test_a_lost_machine_is_filled_by_hand_with_a_backup(cluster: Cluster) -> None:
-    published: list[bytes] = []
-    lost, leader = follower_without_disk(cluster, published)
-    port = re.findall(r":(\d+)\"\nmember", leader.replication)[0]
-    token = lost.directory.parent / "token"  # this listener asks for none
-    token.write_text("0123456789abcdef\n")
-    values = {"10.0.0.1:8120": f"127.0.0.1:{port}", "/etc/fyrehose/token": str(token)}
-    for line in commands("fyrehose journal restore", lost.directory / "x", **values):
-        subprocess.run(command(line), check=True, timeout=PATIENCE)
-    replace(lost)
-    lost.start()
-    check(cluster, published)
 
 
 def test_reseed_begins_a_lost_shared_log_again_with_the_longest_journal(cluster: Cluster) -> None:

@@ -95,31 +95,6 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(start: Any, tmp_p
         assert b"error" in said
 
 
-def test_an_answer_to_live_follows_a_stream(start: Any) -> None:
-    server = start(*HTTP)
-    url = f"http://127.0.0.1:{server.port('http')}/streams/s"
-    curl("-d", "one", url)
-    with subprocess.Popen(["curl", "-sSN", f"{url}/live?from=1"], stdout=subprocess.PIPE) as follower:
-        assert follower.stdout is not None
-        heard: list[bytes] = []
-        both = threading.Event()
-
-        def hear() -> None:
-            for line in follower.stdout:  # type: ignore[union-attr]
-                heard.append(line)
-                if line.startswith(b"id: ") and line.endswith(b":2\n"):
-                    both.set()
-
-        listener = threading.Thread(target=hear)
-        listener.start()
-        curl("-d", "two", url)
-        assert both.wait(60)
-        server.stop()
-        listener.join(60)
-        assert follower.wait(60) == 0, "curl reports an error when the server stops"
-    assert [line.rpartition(b":")[2] for line in heard if line.startswith(b"id:")] == [b"0\n", b"1\n", b"2\n"]
-
-
 def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("localhost", "localhost")
@@ -134,29 +109,6 @@ def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) ->
     assert curl(*trusted, "-d", "x", url) == b"401"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", "-d", "x", url) == b"200"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
-
-
-def tail(server: Any, *words: str) -> list[str]:
-    at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
-    ended = subprocess.run([FYREHOSE, "tail", *at, *words], capture_output=True, text=True, timeout=100, check=True)
-    return ended.stdout.splitlines()
-
-
-def test_tail_by_http_continues_a_named_subscription(start: Any) -> None:
-    server = start(*HTTP)
-    url = f"http://127.0.0.1:{server.port('http')}/streams/orders"
-    lines_of_body = b"\n".join(b'"%d"' % n for n in range(1, 101)).decode()
-    curl(*NDJSON, "--data-binary", lines_of_body, url)
-    words = ("--stream", "orders", "--subscription", "billing", "--since", "start", "--count")
-    assert tail(server, *words, "3") == ['"1"', '"2"', '"3"'], (
-        "tail must stop within the records that the server sent in one piece"
-    )
-    assert tail(server, *words, "1") == ['"4"']
-    server.stop()
-    server = start(*HTTP)
-    assert tail(server, *words, "96") == [f'"{n}"' for n in range(5, 101)]
-    shown = curl(f"http://127.0.0.1:{server.port('http')}/subscriptions/billing")
-    assert json.loads(shown)["position"] == 100
 
 
 def test_an_expensive_pattern_is_refused_and_the_server_continues(start: Any) -> None:

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -387,21 +388,34 @@ def test_the_page_lists_forwarders_and_what_is_wrong_with_them(page: Page) -> No
     assert page.errors() == []
 
 
-def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
-    page.lumberjack(5)
-    page.until(lambda: page.rows("#streams"))
-    colours = []
+def in_each_theme(page: Page, look: Callable[[], Any]) -> list[Any]:
+    """Return what *look* finds with light and with dark colours."""
+    found = []
     for scheme in ("light", "dark"):
-        page.browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        )
-        colours.append(page.find("html").value_of_css_property("background-color"))
-    assert len(set(colours)) == 2
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        found.append(look())
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    return found
+
+
+@contextmanager
+def phone(page: Page) -> Iterator[None]:
+    """Show the page on a screen that is 400 pixels wide."""
     size = {"width": 400, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        wide = "return document.documentElement.scrollWidth"
-        page.until(lambda: page.browser.execute_script(wide) == 400)
+        page.until(lambda: page.browser.execute_script("return document.documentElement.scrollWidth") == 400)
+        yield
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
+    page.lumberjack(5)
+    page.until(lambda: page.rows("#streams"))
+    assert len(set(in_each_theme(page, lambda: page.find("html").value_of_css_property("background-color")))) == 2
+    with phone(page):
         assert page.find("#tile-published").is_displayed()
         beyond = """return [...document.querySelectorAll("td, .tile, figure, .tail")].filter(
             (each) => each.offsetParent && each.getBoundingClientRect().right > 400).length"""
@@ -411,9 +425,6 @@ def test_the_page_fits_light_and_dark_themes_and_a_phone(page: Page) -> None:
             each.offsetParent && each.getBoundingClientRect().right
                 > each.closest(".scroll").getBoundingClientRect().right - 8).length"""
         assert page.browser.execute_script(covered) == 0, "the scroll bar covers a text"
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert page.errors() == []
 
 
@@ -514,27 +525,16 @@ def test_long_names_of_servers_are_shortened_to_their_boxes(still: Page) -> None
 def test_the_picture_of_a_cluster_fits_light_and_dark_themes_and_a_phone(still: Page) -> None:
     page = still
     show_cluster(page, CLUSTER)
-    colours = []
-    for scheme in ("light", "dark"):
-        page.browser.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        )
-        parts = ("#cluster rect", "fill"), ("#cluster .name", "fill"), ("#cluster .arrow", "stroke")
-        colours.append([page.find(part).value_of_css_property(name) for part, name in parts])
+    parts = ("#cluster rect", "fill"), ("#cluster .name", "fill"), ("#cluster .arrow", "stroke")
+    colours = in_each_theme(page, lambda: [page.find(part).value_of_css_property(name) for part, name in parts])
     assert all(light != dark for light, dark in zip(*colours, strict=True))
-    size = {"width": 400, "height": 844, "deviceScaleFactor": 2, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        page.until(lambda: page.browser.execute_script("return document.documentElement.scrollWidth") == 400)
+    with phone(page):
         show_cluster(page, CLUSTER)
         beyond = """return [...document.querySelectorAll("#cluster text, #cluster rect")].filter((each) =>
             each.getBoundingClientRect().right > 400 || each.getBoundingClientRect().left < 0).length"""
         page.until(lambda: page.browser.execute_script(beyond) == 0)
         lines = [each.location["y"] for each in page.browser.find_elements("css selector", "#cluster .node rect")]
         assert len(set(lines)) == 6, "the servers in the picture are not below each other"
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert page.errors() == []
 
 

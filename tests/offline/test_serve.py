@@ -67,19 +67,6 @@ def test_journal_lists_the_durable_segments(bench: Any) -> None:
     assert json.loads(body) == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "start", "stop"),
-    [("", 0, None), ("bytes=0-9", 0, 10), ("bytes=100-", 100, None), ("bytes=5-99999999", 5, None)],
-)
-def test_segment_is_served_whole_or_by_range(bench: Any, asked: str, start: int, stop: int | None) -> None:
-    segment = bench.journal.store.sealed[1]
-    data = scan.path_of(bench.directory, segment[0]).read_bytes()
-    status, headers, body = ask(bench, "GET", f"/segments/{segment[0]:016x}", f"Range: {asked}\r\n" if asked else "")
-    assert status == (206 if asked else 200)
-    assert body == data[start:stop]
-    assert int(headers["content-length"]) == len(body)
-
-
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-5", "lines=1-2", "bytes=5-1"])
 def test_invalid_ranges_are_answered_with_416(bench: Any, asked: str) -> None:
     assert ask(bench, "GET", f"/segments/{0:016x}", f"Range: {asked}\r\n")[0] == 416
@@ -261,16 +248,17 @@ def test_a_client_whose_machine_vanishes_is_noticed_within_a_minute(bench: Any) 
             connection.connectionLost(Failure(ConnectionDone()))
 
 
+class Full(Transport):
+    """A transport that pauses its producer after each piece."""
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        if self.producer is not None and len(data) >= 1000:
+            self.producer.pauseProducing()
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_client_that_reads_nothing_is_disconnected(bench: Any, reads: bool) -> None:
-    class Full(Transport):
-        """A transport that pauses its producer after each piece."""
-
-        def write(self, data: bytes) -> None:
-            super().write(data)
-            if self.producer is not None and len(data) >= 1000:
-                self.producer.pauseProducing()
-
     timers = len(bench.clock.getDelayedCalls())
     made = ServeFactory(bench.directory, reactor=bench.clock, piece=1000)
     connection, transport = connected(bench, Full, made)
@@ -297,7 +285,7 @@ def test_each_of_many_clients_that_read_nothing_holds_one_piece_in_memory(open_j
     bench.append(b"x" * (2 << 20))
     written: list[int] = []
 
-    class Full(Transport):
+    class Watched(Transport):
         def writeSequence(self, data: Any) -> None:
             written.append(sum(map(len, data)))
             if written[-1] > 1_000:  # the body, too
@@ -305,7 +293,7 @@ def test_each_of_many_clients_that_read_nothing_holds_one_piece_in_memory(open_j
                 self.producer.pauseProducing()
 
     factory = ServeFactory(bench.directory, reactor=bench.clock)
-    connections = [connected(bench, Full, factory)[0] for _ in range(20)]
+    connections = [connected(bench, Watched, factory)[0] for _ in range(20)]
     base = scan.segments(bench.directory)[0].base
     for connection in connections:
         connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
@@ -396,13 +384,6 @@ def test_an_answer_that_cannot_be_finished_ends_the_connection(bench: Any, troub
     bench.append(b"behind it" * 100)
     base = max(look(bench.directory).segments, key=lambda segment: segment.end - segment.base).base
     before = len(list(Path("/proc/self/fd").iterdir()))
-
-    class Full(Transport):
-        def write(self, data: bytes) -> None:
-            super().write(data)
-            if self.producer is not None and len(data) >= 1000:
-                self.producer.pauseProducing()
-
     timers = len(bench.clock.getDelayedCalls())
     connection, transport = connected(bench, Full)
     connection.dataReceived(b"GET /segments/%016x HTTP/1.1\r\nHost: x\r\n\r\n" % base)
