@@ -11,18 +11,12 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
-from twisted.internet.task import Clock
 
 from fyrehose import __version__
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
-from fyrehose.cli import main, running
+from fyrehose.cli import running
 from fyrehose.cli.client.values import ADDRESSES, SINCE, addresses
 from fyrehose.errors import FyrehoseError, JournalCorrupt
-from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.journal import FileJournal
-from fyrehose.records import Run
+from tests.cli.test_program import journal_in, run
 
 FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: What is behind descriptors 0 and 1 when a command begins.
@@ -32,19 +26,6 @@ from fyrehose.cli import program
 program._occupy_standard_descriptors()
 print([os.readlink(f"/proc/self/fd/{n}") for n in (0, 1)], file=sys.stderr)
 """
-
-
-def filled(directory: Path, stream: str = "s") -> None:
-    """Return the directory of a journal with one message."""
-    clock = Clock()
-    broker = Broker(clock, FileJournal(clock, directory, worker=InlineWorker()), Sequencer())
-    broker.open()
-    broker.publish([Run.of(stream, [b"x"], source="figg")])
-    broker.close()
-
-
-def run(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words), prog_name="fyrehose")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +151,7 @@ FULL = ("journal stats data", "journal dump data", "journal verify data", "proto
 @pytest.mark.usefixtures("real_programs")
 @pytest.mark.parametrize("words", FULL)
 def test_full_disk_on_output_is_one_line_and_status_1(words: str, tmp_path: Path) -> None:
-    filled(tmp_path / "data")
+    journal_in(tmp_path / "data")
     with Path("/dev/full").open("wb") as full:
         command = [FYREHOSE, *words.split()]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60)
@@ -178,7 +159,7 @@ def test_full_disk_on_output_is_one_line_and_status_1(words: str, tmp_path: Path
 
 
 def test_closed_standard_descriptors_are_opened_as_dev_null(tmp_path: Path) -> None:
-    filled(tmp_path / "data")
+    journal_in(tmp_path / "data")
     words = [FYREHOSE, "journal", "dump", "data"]
     ended = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", DESCRIPTORS, *words],
@@ -188,7 +169,7 @@ def test_closed_standard_descriptors_are_opened_as_dev_null(tmp_path: Path) -> N
 
 
 def test_characters_outside_of_the_terminals_encoding_are_escaped(tmp_path: Path) -> None:
-    filled(tmp_path / "data", "w\u00f6rld")
+    journal_in(tmp_path / "data", stream="w\u00f6rld")
     plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ended = subprocess.run(
         [FYREHOSE, "journal", "stats", "data"], capture_output=True, cwd=tmp_path, env=plain, timeout=60

@@ -15,19 +15,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.cli import main
 from fyrehose.cli.client.values import SINCE
 from fyrehose.cli.command import COMMANDS
 from fyrehose.cli.program import Commands
 from fyrehose.errors import ConfigError, FyrehoseError, JournalFull
-from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.files import lock
-from fyrehose.journal.journal import FileJournal
-from fyrehose.records import Run
+from tests.doubles.opened_journal import opened
 
 PROGRAMS = Path(sys.executable).parent
 #: The exit status of a command that was typed wrong, and of one whose output nobody reads, as the shell reports it.
@@ -58,12 +53,11 @@ def ended(*words: str, cwd: Path, program: str = "fyrehose") -> tuple[int, str]:
     return process.returncode, process.stderr
 
 
-def journal_in(directory: Path, messages: int = 1) -> None:
-    clock = Clock()
-    broker = Broker(clock, FileJournal(clock, directory, worker=InlineWorker()), Sequencer())
-    broker.open()
-    broker.publish([Run.of("s", [b"x" * 100] * messages, source="figg")])
-    broker.close()
+def journal_in(directory: Path, messages: int = 1, stream: str = "s") -> None:
+    """Write a journal with so many messages in one stream."""
+    bench = opened(directory)
+    bench.append(*[b"x" * 100] * messages, stream=stream)
+    bench.close()
 
 
 @pytest.mark.parametrize("text", ["START", "Latest", "LATEST"])

@@ -146,38 +146,6 @@ def test_once_delivers_what_is_there_and_ends(start: Any, forwarding: Any, searc
     assert forwarding("", "--once").wait(PATIENCE) == 0  # nothing is left
 
 
-@pytest.mark.parametrize("destination", ["fyrehose", "elasticsearch", "lumberjack", "relp"])
-def test_killed_forwarder_loses_nothing(destination: str, start: Any, forwarding: Any, search: Any) -> None:
-    """Records are published while the forwarder is killed again and again; some destinations store each once."""
-    kind, url = search
-    more = ("--listen", "lumberjack=tcp:0:interface=127.0.0.1", "--listen", "syslog=tcp:0:interface=127.0.0.1")
-    server = start("--data-dir", "data", *LISTEN, *more)
-    ports = {"fyrehose": "http", "lumberjack": "lumberjack", "relp": "syslog"}
-    to = url if destination == "elasticsearch" else f"{destination}://127.0.0.1:{server.port(ports[destination])}"
-    keys = ('stream = "copy"',) if destination == "fyrehose" else ()
-    text = table(server, to, *keys, "linger = 0.01", "batch-count = 300", streams="in")
-    sent = 0
-    for round_ in range(8):  # each delay twice
-        process = forwarding(text)
-        for _ in range(3):
-            publish(server, "in", [f'{{"n": {number}}}' for number in range(sent, sent + 400)])
-            sent += 400
-        time.sleep(0.08 * (round_ % 4))
-        process.kill()
-        process.wait()
-    assert forwarding(text, "--once").wait(PATIENCE) == 0
-    if destination == "elasticsearch":
-        found = [json.loads(document)["n"] for document in kind.documents.values()]
-    else:
-        lines = records(server, {"fyrehose": "copy", "lumberjack": "lumberjack", "relp": "syslog"}[destination])
-        found = [json.loads(line[line.index("{") :])["n"] for line in lines]
-    assert set(found) == set(range(sent)), "records are lost"
-    if destination in ("fyrehose", "elasticsearch"):
-        assert sorted(found) == list(range(sent)), "records are stored twice"
-    if destination == "fyrehose":
-        assert found == list(range(sent)), "records are out of order"
-
-
 def test_reload_starts_changes_and_ends_subscriptions(start: Any, forwarding: Any, tmp_path: Path) -> None:
     server = start("--data-dir", "data", *LISTEN)
     publish(server, "one", ["1"])
@@ -263,22 +231,6 @@ def test_page_shows_what_a_forwarder_reports(start: Any, forwarding: Any, search
     process.kill()
     until(lambda: shown("consumer") is False, "the page does not notice the end of the process")
     assert shown("ago") > 0
-
-
-def test_dead_letter_that_is_too_large_has_only_the_size(start: Any, forwarding: Any, search: Any) -> None:
-    kind, url = search
-    kind.refused = b"wrong"
-    server = start("--data-dir", "data", *LISTEN, "--option", "http.max-payload=2K")
-    large = '"wrong' + "x" * 2_000 + '"'
-    publish(server, "logs.web", ['{"n": 1}', large, '"wrong"', '{"n": 4}'])
-    assert forwarding(table(server, url), "--once").wait(PATIENCE) == 0
-    letters = [json.loads(line) for line in records(server, "n.dead")]
-    assert [each["seq"] for each in letters] == [2, 3]
-    assert all(each["why"].startswith("status 400: no such field") for each in letters)
-    assert "payload" not in letters[0]
-    assert (letters[0]["payload_bytes"], letters[1]["payload"]) == (len(large), '"wrong"')
-    assert [json.loads(each)["n"] for each in kind.documents.values()] == [1, 4]
-    assert lags(server.port("http")) == {"n": 0}
 
 
 def test_status_shows_a_destination_that_is_down(start: Any, forwarding: Any, tmp_path: Path) -> None:

@@ -149,18 +149,3 @@ def test_a_client_whose_message_waits_for_room_ends_with_an_acknowledgement(
     count = next(each["last"] for each in last if each["name"] == stream) - (stream == "s")
     assert count == 1 if once else count in (1, 2)
     assert server.stop() == 0
-
-
-@pytest.mark.parametrize("how", ["term", "kill"])
-def test_a_server_can_be_stopped_while_its_disk_is_full(start: Any, tmp_path: Path, how: str) -> None:
-    server = serve(start, tmp_path, "http")
-    http = server.port("http")
-    fill(server, http)
-    with socket.create_connection(("127.0.0.1", http), timeout=PATIENCE) as peer:
-        peer.sendall(b"POST /streams/s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nx")
-        server.wait_for("the journal is read-only")
-        if how == "term":
-            assert server.stop() == 0
-        else:
-            server.process.kill()
-            server.process.wait()

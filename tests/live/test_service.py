@@ -227,20 +227,6 @@ def test_ctrl_c_stops_the_server_in_order(start: Any) -> None:
     assert not server.directory.joinpath("twistd.pid").exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_acknowledged_records_survive_a_restart(start: Any, how: signal.Signals) -> None:
-    payloads = [b"line %d" % n for n in range(1000)]
-    server = start("--listen", LINES)
-    publish(server.port("lines"), *payloads)
-    assert server.stop(how) == (0 if how is signal.SIGTERM else -9)
-    server = start("--listen", LINES)
-    order = "closed in order" if how is signal.SIGTERM else "not closed in order"
-    assert "1 stream, 1,000 numbers given out" in server.log
-    assert f"({order})" in server.log
-    publish(server.port("lines"), b"and on")
-    assert kept(server.port("lines"), 1001) == [*payloads, b"and on"]
-
-
 def test_shutdown_acknowledges_accepted_messages_despite_repeated_signals(start: Any) -> None:
     server = start("--listen", LINES)
     with connect(server.port("lines")) as peer:
@@ -339,18 +325,6 @@ def test_a_full_disk_does_not_end_the_server(start: Any) -> None:
     publish(server.port("lines"), b"and on")
     assert kept(server.port("lines"), 3) == [b"kept", b"waits", b"and on"]
     assert server.stop() == 0
-
-
-def test_a_listener_on_a_unix_socket_works(start: Any, tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    server = start("--listen", f"lines=unix:{path}")
-    assert f"listens on {path}" in server.log
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(path))
-        peer.sendall(b"+log x\n")
-        assert receive(peer, 5) == b"ok 1\n"
-    assert server.stop() == 0
-    assert not path.exists()
 
 
 @REAL

@@ -106,6 +106,13 @@ def source(open_journal: Opener) -> Any:
     return bench
 
 
+@pytest.fixture
+def backup(source: Any, tmp_path: Path) -> Path:
+    """Return a backup of the journal."""
+    backed_up(source.directory, tmp_path / "b")
+    return tmp_path / "b"
+
+
 class TestCopying:
     def test_a_backup_is_a_journal_with_everything_that_is_durable(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
@@ -129,31 +136,27 @@ class TestCopying:
         assert numbers(target) == list(range(1, 51))
 
     @pytest.mark.parametrize("step", [1, 3, 40])
-    def test_next_run_copies_only_new_batches(self, source: Any, tmp_path: Path, step: int) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
+    def test_next_run_copies_only_new_batches(self, source: Any, backup: Path, step: int) -> None:
         for _ in range(5):
             before = look(source.directory).mark
             fill(source, step)
-            done = backed_up(source.directory, target)
+            done = backed_up(source.directory, backup)
             assert (done.records, done.size) == (step, look(source.directory).mark - before)
-            assert is_same_log(source.directory, target)
-        assert backed_up(source.directory, target) == Copied()
-        report = verify(target)
+            assert is_same_log(source.directory, backup)
+        assert backed_up(source.directory, backup) == Copied()
+        report = verify(backup)
         assert (report.problems, report.notes) == ([], [])
 
     def test_backup_continues_after_a_restart_of_the_source(
-        self, source: Any, open_journal: Opener, tmp_path: Path
+        self, source: Any, backup: Path, open_journal: Opener
     ) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
         source.close()
-        backed_up(source.directory, target)
-        assert recover(target, Files()).closed
+        backed_up(source.directory, backup)
+        assert recover(backup, Files()).closed
         again = open_journal(segment_size=4096)
         fill(again, 5)
-        backed_up(source.directory, target)
-        assert served(target) == list(range(1, 56))
+        backed_up(source.directory, backup)
+        assert served(backup) == list(range(1, 56))
 
     def test_progress_reports_bytes(self, source: Any, tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
@@ -178,44 +181,38 @@ class TestCopying:
         assert told == sorted(told)
         assert is_same_log(bench.directory, tmp_path / "b")
 
-    def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        second, third = (scan.segments(target)[i].path for i in (1, 2))
+    def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, backup: Path) -> None:
+        second, third = (scan.segments(backup)[i].path for i in (1, 2))
         second.unlink()
         os.truncate(third, 100)
         fill(source, 3)
-        backed_up(source.directory, target)
-        assert is_same_log(source.directory, target)
-        assert verify(target).problems == []
+        backed_up(source.directory, backup)
+        assert is_same_log(source.directory, backup)
+        assert verify(backup).problems == []
 
-    def test_a_segment_that_source_and_backup_lack_is_reported(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        second = scan.segments(target)[1]
+    def test_a_segment_that_source_and_backup_lack_is_reported(self, source: Any, backup: Path) -> None:
+        second = scan.segments(backup)[1]
         second.path.unlink()
         for segment in scan.segments(source.directory)[:3]:
             segment.path.unlink()
         with pytest.raises(JournalCorrupt, match=f"lacks the positions {second.base} to {second.end}"):
-            backed_up(source.directory, target)
+            backed_up(source.directory, backup)
 
     def test_missing_oldest_segments_are_reported_until_a_mirror_deletes_the_rest(
-        self, source: Any, tmp_path: Path
+        self, source: Any, backup: Path
     ) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        for directory in (source.directory, target):
+        for directory in (source.directory, backup):
             for segment in scan.segments(directory)[:2]:
                 segment.path.unlink()
-        first = scan.segments(target)[0].base
+        first = scan.segments(backup)[0].base
         for _ in range(2):
             fill(source, 1)
             with pytest.raises(JournalCorrupt, match=f"lacks the positions 0 to {first}, .* use --mirror"):
-                backed_up(source.directory, target)
-            assert numbers(target)[-1] == numbers(source.directory)[-1], "what is new is there all the same"
-        backed_up(source.directory, target, mirror=True)
-        backed_up(source.directory, target)
-        assert verify(target).problems == []
+                backed_up(source.directory, backup)
+            assert numbers(backup)[-1] == numbers(source.directory)[-1], "what is new is there all the same"
+        backed_up(source.directory, backup, mirror=True)
+        backed_up(source.directory, backup)
+        assert verify(backup).problems == []
 
     def test_intact_batches_of_a_copied_journal_are_copied(self, source: Any, tmp_path: Path) -> None:
         source.close()
@@ -478,14 +475,12 @@ class TestInterruption:
             assert files.unsynced == set()
             fill(source, 12)
 
-    def test_bytes_behind_the_durable_mark_are_overwritten(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        with scan.segments(target)[-1].path.open("ab") as file:
+    def test_bytes_behind_the_durable_mark_are_overwritten(self, source: Any, backup: Path) -> None:
+        with scan.segments(backup)[-1].path.open("ab") as file:
             file.write(b"of a run that was killed" * 1000)
         fill(source, 1)
-        backed_up(source.directory, target)
-        assert is_same_log(source.directory, target)
+        backed_up(source.directory, backup)
+        assert is_same_log(source.directory, backup)
 
     def test_backup_is_continued_after_the_source_went_away(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
@@ -556,16 +551,14 @@ class TestRefusals:
         with pytest.raises(JournalError, match=r"is another journal \(identity (62){16}\)"):
             backed_up(source.directory, target)
 
-    def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        before = numbers(target)
+    def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, backup: Path) -> None:
+        before = numbers(backup)
         fill(source, 50)
         for segment in scan.segments(source.directory)[:-2]:
             segment.path.unlink()
         with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --subscription NAME"):
-            backed_up(source.directory, target)
-        assert numbers(target) == before
+            backed_up(source.directory, backup)
+        assert numbers(backup) == before
 
     def test_missing_segment_of_the_source_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
@@ -628,28 +621,24 @@ class TestRefusals:
         with pytest.raises(JournalCorrupt, match=r"newer Fyrehose .*; copy it with that version"):
             backed_up(source.directory, tmp_path / "b")
 
-    def test_damaged_end_of_the_backup_is_reported(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        last = scan.segments(target)[-1]
+    def test_damaged_end_of_the_backup_is_reported(self, source: Any, backup: Path) -> None:
+        last = scan.segments(backup)[-1]
         flip(last.path, last.size - 5)
         with pytest.raises(
             JournalCorrupt, match=f"{last.path} is damaged .*; delete this file, and MARK and END beside it"
         ):
-            backed_up(source.directory, target)
+            backed_up(source.directory, backup)
         last.path.unlink()
-        (target / "MARK").unlink()
-        (target / END).unlink()
-        backed_up(source.directory, target)
-        assert is_same_log(source.directory, target)
+        (backup / "MARK").unlink()
+        (backup / END).unlink()
+        backed_up(source.directory, backup)
+        assert is_same_log(source.directory, backup)
 
-    def test_backup_without_its_segments_is_reported(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
-        for segment in scan.segments(target):
+    def test_backup_without_its_segments_is_reported(self, source: Any, backup: Path) -> None:
+        for segment in scan.segments(backup):
             segment.path.unlink()
         with pytest.raises(JournalCorrupt, match="has no segments below position"):
-            backed_up(source.directory, target)
+            backed_up(source.directory, backup)
 
     def test_directory_of_a_running_server_is_refused(self, source: Any, open_journal: Opener, tmp_path: Path) -> None:
         other = tmp_path / "other"
@@ -695,14 +684,12 @@ class TestRefusals:
 
 
 class TestRetention:
-    def test_backup_keeps_segments_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
+    def test_backup_keeps_segments_that_the_source_deleted(self, source: Any, backup: Path) -> None:
         for segment in scan.segments(source.directory)[:3]:
             segment.path.unlink()
         fill(source, 5)
-        backed_up(source.directory, target)
-        assert numbers(target) == list(range(1, 56))
+        backed_up(source.directory, backup)
+        assert numbers(backup) == list(range(1, 56))
 
     def test_backup_continues_when_the_source_deleted_everything_that_it_has(self, source: Any, tmp_path: Path) -> None:
         mark = 0
@@ -845,9 +832,8 @@ class TestFollowing:
 
 
 class TestRestore:
-    def test_server_starts_in_a_restored_directory(self, source: Any, tmp_path: Path) -> None:
-        backup, target = tmp_path / "b", tmp_path / "restored"
-        backed_up(source.directory, backup)
+    def test_server_starts_in_a_restored_directory(self, backup: Path, tmp_path: Path) -> None:
+        target = tmp_path / "restored"
         assert restore(Directory(backup), target, Files()).done.records == 50
         assert started(target) == list(range(1, 51))
         assert verify(target).problems == []
@@ -855,10 +841,9 @@ class TestRestore:
         assert not (target / RESTORING).exists()
 
     def test_a_restored_journal_uses_no_number_again_that_was_given_out_after_the_backup(
-        self, source: Any, tmp_path: Path, open_journal: Opener
+        self, source: Any, backup: Path, tmp_path: Path, open_journal: Opener
     ) -> None:
-        backup, target = tmp_path / "b", tmp_path / "restored"
-        backed_up(source.directory, backup)
+        target = tmp_path / "restored"
         fill(source, 2000)
         assert source.append(b"x", stream="new").called
         lost = dict(source.journal.ends())
@@ -879,9 +864,8 @@ class TestRestore:
         with pytest.raises(JournalError, match="differ at position"):
             backed_up(second, tmp_path / "b")
 
-    def test_an_exact_restore_ends_where_the_backup_ends(self, source: Any, tmp_path: Path) -> None:
-        backup, target = tmp_path / "b", tmp_path / "restored"
-        backed_up(source.directory, backup)
+    def test_an_exact_restore_ends_where_the_backup_ends(self, backup: Path, tmp_path: Path) -> None:
+        target = tmp_path / "restored"
         assert restore(Directory(backup), target, Files(), exact=True).done.records == 50
         assert is_same_log(backup, target)
         assert not (target / RESTORING).exists()
@@ -928,9 +912,8 @@ class TestRestore:
                 found.add(restoring)
         assert found == {True, False}
 
-    def test_a_directory_that_is_not_empty_is_refused(self, source: Any, tmp_path: Path) -> None:
-        backup, target = tmp_path / "b", tmp_path / "restored"
-        backed_up(source.directory, backup)
+    def test_a_directory_that_is_not_empty_is_refused(self, backup: Path, tmp_path: Path) -> None:
+        target = tmp_path / "restored"
         target.mkdir()
         (target / "lost+found").mkdir()
         restore(Directory(backup), target, Files())
@@ -976,9 +959,8 @@ class TestRestore:
         restore(Directory(copy), target, Files(), accept_unknown_end=True)
         assert started(target) == list(range(1, 51))
 
-    def test_restoring_a_damaged_backup_is_refused(self, source: Any, tmp_path: Path) -> None:
-        backup, target = tmp_path / "b", tmp_path / "restored"
-        backed_up(source.directory, backup)
+    def test_restoring_a_damaged_backup_is_refused(self, backup: Path, tmp_path: Path) -> None:
+        target = tmp_path / "restored"
         third = scan.segments(backup)[2]
         flip(third.path, 500)
         with pytest.raises(JournalCorrupt, match=f"{third.path} is damaged at byte.*, delete END in the copy, start a"):
