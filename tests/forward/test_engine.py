@@ -210,6 +210,15 @@ def test_error_of_a_sender_is_logged_and_the_batch_sent_again(bench: Bench, logg
     assert "please report this bug" in logged_errors.take()[0]["log_format"]
 
 
+def test_batch_is_filled_to_its_last_byte() -> None:
+    bench = Bench(batch_bytes=4)
+    bench.take(1, 1, "s0")
+    bench.take(1, 3, "s1")
+    bench.take(1, 2, "s2")
+    bench.sender.answer()
+    assert bench.sender.batches[1] == [("s1", 1, 3), ("s2", 1, 1)]
+
+
 @pytest.mark.parametrize(
     ("limits", "first", "most"),
     [({"batch_count": 3}, 1, 3), ({"batch_bytes": 3}, 1, 3), ({"batch_bytes": 5}, 100, 1)],

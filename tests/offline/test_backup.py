@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -536,6 +537,17 @@ class TestRefusals:
         with pytest.raises(JournalError, match="ends at position"):
             backed_up(older, target)
 
+    def test_the_next_source_is_compared_before_it_continues_the_backup(self, backup: Path, tmp_path: Path) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        for branch in (first, second):
+            restore(Directory(backup), branch, Files())
+        with Replica(backup, Files()) as replica:
+            copying = Backup(Directory(first), replica, others=[Directory(second)])
+            copying.run()
+            first.rename(tmp_path / "away")
+            with pytest.raises(JournalError, match="differ at position"):
+                copying.run()
+
     def test_journal_with_another_identity_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         source.close()
@@ -668,19 +680,15 @@ class TestRefusals:
             backups.check_target(Directory(tmp_path / "typo"), tmp_path / "b")
 
     def test_full_disk_is_reported_before_copying(self, source: Any, tmp_path: Path) -> None:
-        class Full(Files):
-            def free(self, directory: Path) -> int:
-                return 1000
-
-        with pytest.raises(JournalFull, match="has 1000 bytes of free space"):
-            backed_up(source.directory, tmp_path / "b", files=Full())
-
-        class Fills(SteppedFiles):
-            def write(self, fd: int, data: Any, offset: int) -> None:
-                raise OSError(28, "No space left on device")
-
-        with pytest.raises(JournalFull, match=r"cannot be written: No space left .* complete up to position 0"):
-            backed_up(source.directory, tmp_path / "b", files=Fills())
+        size = look(source.directory).mark
+        for files, said in (
+            (FaultyFiles(room=size - 1), f"has {size - 1} bytes of free space, but {size} must be copied"),
+            (FaultyFiles("write", 1, errno.ENOSPC), "cannot be written: No space left .* complete up to position 0"),
+        ):
+            with pytest.raises(JournalFull, match=said):
+                backed_up(source.directory, tmp_path / "b", files=files)
+        backed_up(source.directory, tmp_path / "b", files=FaultyFiles(room=size))
+        assert is_same_log(source.directory, tmp_path / "b")
 
 
 class TestRetention:
