@@ -261,27 +261,6 @@ def test_get_of_an_unknown_stream_is_refused(server: Server) -> None:
     assert server.count("no-such-stream") == 1
 
 
-def test_long_answer_is_sent_in_parts_as_fast_as_the_peer_reads(server: Server) -> None:
-    for n in range(20):
-        server.publish(b"%02d" % n * 50_000)
-    peer = server.connect()
-    write = peer.transport.writeSequence
-
-    def full(data: list[bytes]) -> None:
-        write(data)
-        peer.protocol.pauseProducing()
-
-    peer.transport.writeSequence = full  # type: ignore[method-assign]
-    peer.say("GET /streams/s")
-    server.clock.advance(0)
-    peer.protocol.resumeProducing()
-    server.clock.advance(0)
-    assert 0 < len(peer.transport.value()) < 1_000_000
-    peer.transport.writeSequence = write  # type: ignore[method-assign]
-    peer.protocol.resumeProducing()
-    assert len(peer.answer().lines) == 20
-
-
 def test_answer_ends_at_the_last_record_at_the_time_of_the_request(server: Server) -> None:
     server.publish(*[b"x" * 300_000] * 3)
     peer = server.say("GET /streams/s")
@@ -382,20 +361,6 @@ def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> No
     server.clock.advance(0)
 
 
-def test_small_records_wait_for_a_slow_subscriber(server: Server) -> None:
-    server.publish(*[b"x"] * (3 * TURN_RECORDS))
-    peer = server.say("GET /streams/s/live?from=1")
-    server.clock.pump([0, 0])
-    peer.protocol.pauseProducing()
-    before = len(peer.transport.value())
-    server.clock.advance(1)
-    assert len(peer.transport.value()) <= before
-    peer.protocol.resumeProducing()
-    server.clock.advance(1)
-    assert peer.hear().count(b"id: ") == 1 + 3 * TURN_RECORDS
-    peer.leave()
-
-
 def test_live_get_reports_a_gap(server: Server) -> None:
     server.publish(b"a")
     server.publish(b"b")
@@ -411,21 +376,6 @@ def test_live_get_waits_for_a_stream_that_is_created_later(server: Server) -> No
     server.publish(b"a", stream="new")
     assert [i for i, _ in events(peer.hear())] == ["1"]
     peer.leave()
-
-
-def test_stalled_subscriber_is_aborted_and_others_are_not_affected(server: Server) -> None:
-    slow, quick = server.connect(), server.connect(5001)
-    slow.say("GET /streams/s/live")
-    quick.say("GET /streams/s/live")
-    slow.protocol.pauseProducing()
-    server.publish(b"a")
-    assert len(events(quick.hear())) == 1
-    server.clock.advance(60)
-    assert slow.transport.aborted
-    assert not quick.transport.aborted
-    assert server.count("stalled-peer") == 1
-    slow.leave()
-    quick.leave()
 
 
 def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
