@@ -70,10 +70,24 @@ def test_multicast_without_room_on_one_channel_is_not_sent() -> None:
     assert ours.send((), (b"x",)) == ()
 
 
-@pytest.mark.parametrize("wrong", [((300,), (b"x",)), ((0,) * 3, ()), ((0,), (b"",) * 5), ((0,), (b"x" * 65,))])
+LIMITS = {"targets": 2, "parts": 4, "sent_size": 64}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [((300,), (b"x",)), ((0,) * 3, ()), ((0,), (b"",) * 5), ((0,), (b"x" * 65,)), ((0,), (b"x" * 48, b"", b"", b""))],
+)
 def test_messages_beyond_limits_are_not_sent(wrong: Any) -> None:
     with pytest.raises(LocalProtocolError):
-        link(limits={"targets": 2, "parts": 4, "sent_size": 64}).send(*wrong)
+        link(limits=LIMITS).send(*wrong)
+
+
+@pytest.mark.parametrize(
+    "most", [((0,) * 2, (b"x",)), ((0,), (b"",) * 4), ((0,), (b"x" * 64,)), ((0,), (b"x" * 48, b"", b""))]
+)
+def test_messages_at_the_limits_are_sent(most: Any) -> None:
+    """The lengths of several parts count: four bytes for each, and four for their number."""
+    assert len(link(limits=LIMITS).send(*most)) == len(most[0])
 
 
 def test_operations_on_unopened_channels_are_refused() -> None:
