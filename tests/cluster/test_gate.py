@@ -161,11 +161,12 @@ def now(result: Deferred[Any]) -> Any:
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
+def member(tmp_path: Path) -> Iterator[Callable[..., Member]]:
+    """Return a function that starts a server, of which the test may choose the worker and the files."""
     made: list[Member] = []
 
-    def make(name: str) -> Member:
-        made.append(Member(tmp_path / name))
+    def make(name: str, **how: Any) -> Member:
+        made.append(Member(tmp_path / name, **how))
         return made[-1]
 
     yield make
@@ -175,8 +176,19 @@ def member(tmp_path: Path) -> Iterator[Callable[[str], Member]]:
         now(each.journal.close())
 
 
-def test_a_follower_refuses_retirements_and_says_why(member: Callable[[str], Member]) -> None:
-    follower = member("a")
+@pytest.fixture
+def leader(member: Callable[..., Member]) -> Member:
+    made = member("a")
+    now(made.gate.lead())
+    return made
+
+
+@pytest.fixture
+def follower(member: Callable[..., Member]) -> Member:
+    return member("b")
+
+
+def test_a_follower_refuses_retirements_and_says_why(follower: Member) -> None:
     assert follower.journal.state is JournalState.READ_ONLY
     refused: list[Any] = []
     follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
@@ -184,9 +196,7 @@ def test_a_follower_refuses_retirements_and_says_why(member: Callable[[str], Mem
     assert "follows" in str(refused[0])
 
 
-def test_an_append_is_acknowledged_and_served_when_it_is_released(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_an_append_is_acknowledged_and_served_when_it_is_released(leader: Member) -> None:
     assert leader.journal.state is JournalState.WRITABLE
     acknowledged: list[Any] = []
     leader.append(b"one").addCallback(acknowledged.append)
@@ -200,9 +210,7 @@ def test_an_append_is_acknowledged_and_served_when_it_is_released(member: Callab
     assert scan.read_mark(leader.directory) == leader.position() == leader.journal.status().durable
 
 
-def test_later_appends_are_committed_while_earlier_ones_are_not_released(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_later_appends_are_committed_while_earlier_ones_are_not_released(leader: Member) -> None:
     results: list[int] = []
     for number in range(3):
         leader.append(b"%d" % number).addCallback(lambda _, number=number: results.append(number))
@@ -214,9 +222,7 @@ def test_later_appends_are_committed_while_earlier_ones_are_not_released(member:
     assert results == [0, 1, 2]
 
 
-def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) -> None:
-    leader, follower = member("a"), member("b")
-    now(leader.gate.lead())
+def test_a_follower_serves_what_it_has_applied(leader: Member, follower: Member) -> None:
     for number in range(300):
         leader.append(b"%d" % number * 400)
         leader.gate.release(leader.position())
@@ -231,7 +237,7 @@ def test_a_follower_serves_what_it_has_applied(member: Callable[[str], Member]) 
     assert follower.ends == {"s": 300}
 
 
-def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str], Member]) -> None:
+def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[..., Member]) -> None:
     old, new = member("a"), member("b")
     now(old.gate.lead())
     old.append(b"one", b"two")
@@ -248,9 +254,7 @@ def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[[str],
         assert each.journal.bounds("s") == (1, 3)
 
 
-def test_stepping_down_lets_publishers_go_and_sets_aside_what_is_not_released(
-    member: Callable[[str], Member],
-) -> None:
+def test_stepping_down_lets_publishers_go_and_sets_aside_what_is_not_released(member: Callable[..., Member]) -> None:
     old, new = member("a"), member("b")
     now(old.gate.lead())
     old.append(b"kept")
@@ -272,9 +276,7 @@ def test_stepping_down_lets_publishers_go_and_sets_aside_what_is_not_released(
     assert old.read() == [b"kept", b"mine"]
 
 
-def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_stepping_down_acknowledges_confirmed_publishes(leader: Member) -> None:
     results: list[Any] = []
     leader.append(b"one").addBoth(results.append)
     confirmed = leader.position()
@@ -284,9 +286,7 @@ def test_stepping_down_acknowledges_confirmed_publishes(member: Callable[[str], 
     assert leader.read() == [b"one"]
 
 
-def test_a_suspended_leader_releases_what_it_has_accepted(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_suspended_leader_releases_what_it_has_accepted(leader: Member) -> None:
     appended = leader.append(b"one")
     leader.gate.suspend("the shared log does not answer")
     assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
@@ -294,9 +294,7 @@ def test_a_suspended_leader_releases_what_it_has_accepted(member: Callable[[str]
     assert appended.called
 
 
-def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(leader: Member) -> None:
     appended = leader.append(b"one")
     leader.gate.suspend("the shared log does not answer")
     leader.clock.pump([1] * 5)
@@ -306,7 +304,7 @@ def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(member: Calla
     assert (len(leader.let_go), appended.called) == (1, True)
 
 
-def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: Callable[[str], Member]) -> None:
+def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: Callable[..., Member]) -> None:
     old, new = member("a"), member("b")
     now(old.gate.lead())
     for _ in range(3):
@@ -325,11 +323,9 @@ def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: 
     assert old.read() == new.read()
 
 
-def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
-    member: Callable[[str], Member], tmp_path: Path
-) -> None:
+def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(member: Callable[..., Member]) -> None:
     worker = SteppedWorker()
-    old, new = Member(tmp_path / "a", worker=worker), member("b")
+    old, new = member("a", worker=worker), member("b")
     now(old.gate.lead())
     old.gate.release(old.position())
     old.journal._commits.largest.most = COMMIT  # as after fast commits
@@ -357,9 +353,7 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(
     now(old.journal.close())
 
 
-def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(leader: Member) -> None:
     leader.append(b"one")
     leader.gate.follow(0, "b leads")
     leader = opened_again(leader)
@@ -371,9 +365,7 @@ def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(memb
     assert leader.read() == [b"two"]
 
 
-def test_a_segment_begins_when_everything_before_it_is_released(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_segment_begins_when_everything_before_it_is_released(leader: Member) -> None:
     results: list[Any] = []
     for _ in range(3):
         leader.append(bytes(30_000)).addBoth(results.append)
@@ -384,12 +376,8 @@ def test_a_segment_begins_when_everything_before_it_is_released(member: Callable
     assert results == [None] * 3
 
 
-def test_a_large_first_append_is_written_when_the_beginning_of_the_log_is_released(
-    member: Callable[[str], Member],
-) -> None:
+def test_a_large_first_append_is_written_when_the_beginning_of_the_log_is_released(leader: Member) -> None:
     """No other commit waits for that release."""
-    leader = member("a")
-    now(leader.gate.lead())
     results: list[Any] = []
     leader.append(bytes((1 << 16) - 200)).addBoth(results.append)
     for _ in range(2):
@@ -397,9 +385,7 @@ def test_a_large_first_append_is_written_when_the_beginning_of_the_log_is_releas
     assert results == [None]
 
 
-def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> None:
-    leader, follower = member("a"), member("b")
-    now(leader.gate.lead())
+def test_a_retirement_waits_for_its_release(leader: Member, follower: Member) -> None:
     leader.append(b"one")
     leader.gate.release(leader.position())
     results: list[Any] = []
@@ -412,9 +398,7 @@ def test_a_retirement_waits_for_its_release(member: Callable[[str], Member]) -> 
         assert (each.journal.ends(), each.journal.retired()) == ({}, {"s": 1})
 
 
-def test_a_retirement_that_is_not_released_has_no_end(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_retirement_that_is_not_released_has_no_end(leader: Member) -> None:
     leader.append(b"one")
     leader.gate.release(leader.position())
     position = leader.position()
@@ -425,7 +409,7 @@ def test_a_retirement_that_is_not_released_has_no_end(member: Callable[[str], Me
     assert leader.journal.ends() == {"s": 1}
 
 
-def test_a_restarted_server_continues_where_everything_was_released(member: Callable[[str], Member]) -> None:
+def test_a_restarted_server_continues_where_everything_was_released(member: Callable[..., Member]) -> None:
     leader = member("a")
     now(leader.gate.lead())
     leader.append(b"kept")
@@ -439,9 +423,7 @@ def test_a_restarted_server_continues_where_everything_was_released(member: Call
     assert again.directory.joinpath("REPLICA").read_text() == "a\n"
 
 
-def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(leader: Member) -> None:
     leader.append(b"one")
     position, data = leader.handed[1]
     changed = data[:-1] + bytes([data[-1] ^ 1])
@@ -450,36 +432,33 @@ def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(member: Ca
     assert now(leader.journal.differs(position, changed))
 
 
-def test_a_follower_does_not_become_writable_by_itself(member: Callable[[str], Member]) -> None:
-    follower = member("a")
+def test_a_follower_does_not_become_writable_by_itself(follower: Member) -> None:
     for _ in range(3):
         follower.journal.reactor.advance(1)
     assert follower.journal.state is JournalState.READ_ONLY
     assert follower.states == []
 
 
-def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(tmp_path: Path) -> None:
+def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(member: Callable[..., Member]) -> None:
     files = WatchedFiles()
-    leader = Member(tmp_path / "a", SteppedWorker(), files)
+    leader = member("a", worker=SteppedWorker(), files=files)
     now(leader.gate.lead())
     leader.handed.clear()
     handed: list[bool] = []
     files.synced = lambda: handed.append(bool(leader.handed))
     leader.append(b"x")
     assert handed[0]
-    leader.gate.follow(leader.position(), "the test is over")
-    now(leader.journal.close())
 
 
-def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(leader: Member) -> None:
     assert now(leader.journal.retire(["there is no such stream"])) is None
 
 
-def test_a_retirement_that_cannot_be_written_fails_the_journal(tmp_path: Path, logged_errors: Any) -> None:
+def test_a_retirement_that_cannot_be_written_fails_the_journal(
+    member: Callable[..., Member], logged_errors: Any
+) -> None:
     files = FaultyFiles()
-    leader = Member(tmp_path / "a", files=files)
+    leader = member("a", files=files)
     now(leader.gate.lead())
     leader.append(b"one")
     leader.gate.release(leader.position())
@@ -491,7 +470,7 @@ def test_a_retirement_that_cannot_be_written_fails_the_journal(tmp_path: Path, l
     leader.journal.close()
 
 
-def test_leader_accepts_nothing_while_it_is_suspended_or_held(member: Callable[[str], Member]) -> None:
+def test_leader_accepts_nothing_while_it_is_suspended_or_held(member: Callable[..., Member]) -> None:
     leader = member("a")
     gate, suspended, held, dice = leader.gate, False, False, Random(52)
     assert not gate.suspend("it follows anyway")
@@ -518,7 +497,7 @@ def test_leader_accepts_nothing_while_it_is_suspended_or_held(member: Callable[[
 
 
 def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
-    member: Callable[[str], Member], logged_errors: Any
+    member: Callable[..., Member], logged_errors: Any
 ) -> None:
     follower = member("a")
     follower.journal.break_off("the shared log differs")
@@ -535,18 +514,19 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
     assert len(logged_errors.take()) == 2
 
 
-def test_following_another_leader_is_no_change_of_state(member: Callable[[str], Member]) -> None:
-    follower = member("a")
+def test_following_another_leader_is_no_change_of_state(follower: Member) -> None:
     follower.gate.follow(0, "c leads")
     assert follower.states == []
     assert now(follower.journal.retire(["s"]).addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
 
-def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_releases_on_a_slow_disk_write_one_mark(
+    member: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[int] = []
     monkeypatch.setattr(Writer, "write_mark", lambda self: written.append(self.released))
     worker = SteppedWorker()
-    leader = Member(tmp_path / "a", worker)
+    leader = member("a", worker=worker)
     now(leader.gate.lead())
     for payload in (b"one", b"two"):
         leader.append(payload)
@@ -560,13 +540,13 @@ def test_several_releases_on_a_slow_disk_write_one_mark(tmp_path: Path, monkeypa
     worker.held = False
     worker.settle()
     assert len(written) == 2, "the next release is noted again"
-    leader.gate.follow(leader.position(), "the test is over")
-    now(leader.journal.close())
 
 
-def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(tmp_path: Path) -> None:
+def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(
+    member: Callable[..., Member],
+) -> None:
     worker = SteppedWorker()
-    leader = Member(tmp_path / "a", worker)
+    leader = member("a", worker=worker)
     now(leader.gate.lead())
     kept = leader.position()
     worker.held = True
@@ -621,22 +601,18 @@ def test_a_journal_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> 
     [(errno.EIO, JournalState.FAILED, 1), (errno.ENOSPC, JournalState.READ_ONLY, 0)],
 )
 def test_a_leader_that_cannot_write_an_append_says_so_once(
-    tmp_path: Path, logged_errors: Any, error: int, state: JournalState, logged: int
+    member: Callable[..., Member], logged_errors: Any, error: int, state: JournalState, logged: int
 ) -> None:
     files = FaultyFiles(error=error)
-    leader = Member(tmp_path / "a", files=files)
+    leader = member("a", files=files)
     now(leader.gate.lead())
     files.name, files.nth = "write", files.calls["write"] + 1
     waits = leader.append(b"x")
     assert ([each for each, _ in leader.states[1:]], waits.called) == ([state], False)
     assert len(logged_errors.take()) == logged
-    leader.gate.follow(leader.position(), "the test is over")
-    now(leader.journal.close())
 
 
-def test_the_position_of_a_synced_retirement_is_reported_at_once(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_the_position_of_a_synced_retirement_is_reported_at_once(leader: Member) -> None:
     leader.append(b"one")
     leader.gate.release(leader.position())
     told: list[int] = []
@@ -645,11 +621,7 @@ def test_the_position_of_a_synced_retirement_is_reported_at_once(member: Callabl
     assert told == [leader.position()]
 
 
-def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(
-    member: Callable[[str], Member],
-) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(leader: Member) -> None:
     leader.append(b"lost")
     leader.gate.follow(0, "b leads")
     leader = opened_again(leader)
@@ -659,9 +631,7 @@ def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_rele
         assert payload in leader.handed[-1][1]
 
 
-def test_a_segment_begins_behind_released_batches_only(member: Callable[[str], Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
+def test_a_segment_begins_behind_released_batches_only(leader: Member) -> None:
     leader.append(bytes(1000))
     assert leader.gate.may_write(1000)
     assert not leader.gate.may_write(1 << 16)
@@ -676,10 +646,10 @@ def test_a_segment_begins_behind_released_batches_only(member: Callable[[str], M
 
 
 def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    member: Callable[..., Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = SteppedWorker()
-    leader = Member(tmp_path / "a", worker)
+    leader = member("a", worker=worker)
     now(leader.gate.lead())
     for _ in range(2):
         leader.append(bytes(30_000))
@@ -699,17 +669,15 @@ def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_u
     worker.held = False
     worker.settle()
     assert len(scan.segments(leader.directory)) == 2
-    leader.gate.follow(leader.position(), "the test is over")
-    now(leader.journal.close())
 
 
 @pytest.mark.parametrize("retires", [False, True])
 def test_a_commit_that_ends_after_the_journal_of_a_leader_has_failed_is_not_released(
-    tmp_path: Path, logged_errors: Any, retires: bool
+    member: Callable[..., Member], logged_errors: Any, retires: bool
 ) -> None:
     """The commit is on disk, but can no longer be released."""
     worker = SteppedWorker()
-    leader = Member(tmp_path / "a", worker)
+    leader = member("a", worker=worker)
     now(leader.gate.lead())
     leader.append(b"one")
     leader.gate.release(leader.position())
