@@ -37,26 +37,6 @@ class Clocks:
         return RecordClock(lambda: self.wall, lambda: self.monotonic)
 
 
-def test_record_times_follow_the_wall_clock() -> None:
-    clocks = Clocks()
-    clock = clocks.record_clock()
-    assert clock.start(0) == NOW
-    clocks.advance(SECOND)
-    assert clock.now() == NOW + SECOND
-    assert not clock.in_doubt
-    assert clock.messages() == []
-
-
-@pytest.mark.parametrize("step", [BOUND - SECOND, BOUND, -BOUND, 1, -1])
-def test_record_times_follow_a_small_step_of_the_wall_clock(step: int) -> None:
-    clocks = Clocks()
-    clock = clocks.record_clock()
-    clock.start(0)
-    clocks.wall += step
-    assert clock.now() == NOW + step
-    assert not clock.in_doubt
-
-
 def test_times_of_a_new_leader_go_on_slowly_while_those_of_the_last_one_are_ahead() -> None:
     clocks = Clocks()
     clock = clocks.record_clock()
@@ -103,28 +83,6 @@ def test_record_times_do_not_follow_a_large_step_of_the_wall_clock(step: int) ->
     assert clock.now() == NOW + 7 * SECOND
     assert not clock.in_doubt
     assert "is followed" in clock.messages()[0]
-
-
-def test_a_clock_that_runs_steadily_after_its_step_is_followed_again() -> None:
-    clocks = Clocks()
-    clock = clocks.record_clock()
-    clock.start(0)
-    clocks.wall += YEAR
-    for _ in range(SETTLED // (10 * SECOND)):
-        assert clock.now() < NOW + HOUR
-        clocks.advance(10 * SECOND)
-    assert clock.now() == clocks.wall
-    assert not clock.in_doubt
-
-
-def test_a_clock_that_keeps_stepping_is_not_followed() -> None:
-    clocks = Clocks()
-    clock = clocks.record_clock()
-    clock.start(0)
-    for i in range(100):
-        clocks.wall += YEAR if i % 2 == 0 else -YEAR // 2
-        clocks.advance(SETTLED // 2)
-        assert clock.now() < NOW + (i + 2) * SETTLED
 
 
 @pytest.mark.parametrize("ahead", [BOUND + 1, YEAR])
@@ -265,20 +223,6 @@ class TestTheJournal:
         assert len(list(bench.directory.glob("*.segment"))) == 1
         bench.append(b"this year")
         assert self.times(bench)[-1] == clocks.wall
-
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
-    def test_no_segment_expires_by_its_age_while_the_clock_is_in_doubt(self, open_journal: Any, step: int) -> None:
-        """The time that is counted meanwhile may be wrong, because the last record may have a wrong time."""
-        clocks = Clocks()
-        bench = self.journal(open_journal, clocks, keep_age=60.0)
-        self.fill(bench, clocks, 30)
-        clocks.wall += step
-        clocks.advance(50 * SECOND)
-        before = sorted(bench.directory.glob("*.segment"))
-        for _ in range(SETTLED // SECOND - 60):
-            clocks.advance(SECOND)
-            bench.clock.advance(1)
-        assert sorted(bench.directory.glob("*.segment")) == before
 
     def test_subscription_does_not_time_out_while_the_clock_is_in_doubt(self, open_journal: Any) -> None:
         clocks = Clocks()

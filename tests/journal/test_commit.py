@@ -45,7 +45,6 @@ from fyrehose.journal.format import BATCH_HEADER
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
-from tests.doubles.files import FaultyFiles
 from tests.doubles.opened_journal import Bench, Observer, Opener
 
 
@@ -619,17 +618,6 @@ def test_owner_that_fails_is_reported_and_the_others_are_settled(logged_errors: 
     assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
 
 
-def test_owners_are_settled_when_there_is_room_again(open_journal: Opener) -> None:
-    files, said = FaultyFiles(), list[Any]()
-    bench = open_journal(files=files)
-    files.name, files.nth, files.error = "write", files.calls["write"] + 1, 28
-    submit(bench, Owner(said), b"a")
-    assert said == []
-    bench.clock.advance(1)
-    assert said == [[b"", b"a"]]
-    bench.close()
-
-
 def test_submitting_to_a_journal_that_is_not_writable_is_a_bug(open_journal: Opener) -> None:
     bench = open_journal()
     bench.close()
@@ -653,14 +641,6 @@ def measured(clock: Clock) -> Measured:
 def feed(measured: Measured, seconds: float, commits: int = 100) -> None:
     for _ in range(commits):
         measured.took(seconds)
-
-
-def test_a_disk_counts_as_slow_until_several_commits_were_fast(measured: Measured) -> None:
-    assert not measured.near
-    feed(measured, FAST / 2, 5)
-    assert not measured.near
-    feed(measured, FAST / 2)
-    assert measured.near
 
 
 def test_a_disk_counts_as_fast_only_after_25_fast_commits(measured: Measured) -> None:

@@ -144,19 +144,6 @@ def test_first_record_of_a_time_in_streams_without_records(open_aging: Any, time
     assert bench.journal.first_since("gone", 0) == 3
 
 
-def test_the_first_served_number_is_the_same_after_a_restart(open_aging: Any, time: Time) -> None:
-    bench = open_aging(segment_size=4096)
-    for i in range(100):
-        bench.append(b"%d" % i * 100, stream="old.a")
-        wait(bench, time, 2)
-    before = bench.journal.bounds("old.a")
-    assert before[0] > 1
-    bench.close()
-    bench = open_aging(segment_size=4096)
-    assert bench.journal.bounds("old.a") == before
-    assert bench.records("old.a")[0].seq == before[0]
-
-
 @pytest.mark.parametrize("step", [3 * BOUND, -3 * BOUND])
 def test_nothing_more_expires_while_the_clock_is_in_doubt(open_aging: Any, time: Time, step: int) -> None:
     bench = open_aging()

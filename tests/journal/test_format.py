@@ -91,13 +91,6 @@ def some_runs(draw: st.DrawFn) -> Run:
     ).numbered(draw(st.integers(1, (1 << 48) - 100)), 77)
 
 
-@pytest.mark.parametrize("column", ["producer_seq", "event_ids", "event_times"])
-def test_record_numbers_are_read_from_a_run_with_an_optional_column(column: str) -> None:
-    width = 16 if column == "event_ids" else 8
-    run = Run.of("s", [b"x"] * 100, source="figg", **{column: bytes(100 * width)}).numbered(7, 77)
-    assert fmt.extents(memoryview(make(run)[1])[fmt.BATCH_HEADER.size :]) == [("s", 7, 106)]
-
-
 @given(st.lists(some_runs(), min_size=1, max_size=5))
 def test_extents_have_the_record_numbers_of_the_decoded_runs(runs: list[Run]) -> None:
     header, data = make(*runs)

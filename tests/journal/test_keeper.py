@@ -27,14 +27,6 @@ def test_reading_continues_while_retention_deletes(open_journal) -> None:
     assert not [path for path in opened(bench.directory) if not path.exists()], "deleted segments are closed"
 
 
-def test_index_is_deleted_with_its_segment(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=10_000)
-    for i in range(100):
-        bench.append(b"%03d" % i * 100)
-    indexes = {path.stem for path in bench.directory.glob("*.index")}
-    assert indexes < {segment.path.stem for segment in scan.segments(bench.directory)}
-
-
 def test_subscription_to_the_files_keeps_segments(open_journal, log_lines: list[str]) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0)
     subscriptions.update(bench.directory, "lake", 0, now=1_000_000)

@@ -18,25 +18,6 @@ from fyrehose.journal.subscriptions import FileSubscription
 from tests.doubles.disk import RecordingFiles, images
 
 
-@pytest.mark.parametrize(("keep", "least"), [(1, 10), (30_000, 5), (10_000_000, 0)])
-def test_keep_bytes_limits_the_size(open_journal, keep: int, least: int) -> None:
-    bench = open_journal(segment_size=4096)
-    for i in range(100):
-        bench.append(b"%03d" % i * 200)
-    store = bench.journal.store
-    count = expired(store, JournalSettings(keep_bytes=keep), 0, False)
-    assert count >= least
-    assert count <= len(store.sealed), "the segment that is written stays"
-    left = store.active.end - [*store.sealed, (store.active.base, 0)][count][0]
-    assert left <= max(keep, store.active.end - store.active.base)
-
-
-def test_active_segment_is_never_deleted(open_journal) -> None:
-    bench = open_journal()
-    bench.append(b"x")
-    assert expired(bench.journal.store, JournalSettings(keep_bytes=1, keep_age=1), 1 << 60, False) == 0
-
-
 def test_subscriptions_are_read_only_if_a_segment_expired(open_journal) -> None:
     bench = open_journal(segment_size=4096)
     for i in range(50):

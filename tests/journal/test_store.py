@@ -14,7 +14,7 @@ from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.journal.commit import InlineWorker
-from fyrehose.journal.index import PackedIndex, SegmentIndex
+from fyrehose.journal.index import SegmentIndex
 from fyrehose.journal.settings import Caches
 from fyrehose.journal.store import Store
 from fyrehose.offline.verify import verify
@@ -210,20 +210,6 @@ def test_time_of_a_damaged_batch_raises_with_its_position(open_journal) -> None:
         bench.journal.store.time_at(base, base + 64)
 
 
-def test_an_index_that_was_missing_is_written_again(open_journal) -> None:
-    bench = open_journal(segment_size=4096)
-    fill(bench, 50)
-    bench.close()
-    indexes = sorted(bench.directory.glob("*.index"))
-    before = [path.read_bytes() for path in indexes]
-    for path in indexes:
-        path.unlink()
-    bench = open_journal(segment_size=4096)
-    assert len(bench.payloads("busy")) == 50
-    assert [path.read_bytes() for path in indexes] == before
-    assert PackedIndex.unpack(before[0], 0, scan.segments(bench.directory)[0].end)
-
-
 @pytest.mark.parametrize("trouble", ["gone", "unreadable", "cut"])
 def test_unreadable_segment_is_reported_with_its_path(open_journal, trouble: str) -> None:
     bench = open_journal(segment_size=4096)
@@ -256,14 +242,6 @@ def test_closed_store_finds_nothing(open_journal) -> None:
     assert closed < before
     assert bench.journal.read("busy", 1, 1000) == ()
     assert len(list(Path("/proc/self/fd").iterdir())) == closed
-
-
-def test_a_read_ends_at_the_end_of_a_segment_and_the_next_one_continues(open_journal) -> None:
-    bench = open_journal(segment_size=4096)
-    fill(bench, 20)
-    first: tuple[Run, ...] = bench.journal.read("busy", 1, 1 << 20)
-    assert 1 < first[-1].last_seq < 20
-    assert bench.payloads("busy") == [b"%06d" % i + b"." * 500 for i in range(20)]
 
 
 def test_reading_new_records_scans_no_earlier_batches(open_journal) -> None:

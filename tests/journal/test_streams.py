@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fyrehose.errors import JournalCorrupt, ReadOnly
-from fyrehose.interfaces import JournalState
+from fyrehose.errors import JournalCorrupt
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan, snapshots
-from fyrehose.journal.files import Files, SteppedFiles
+from fyrehose.journal.files import Files
 from fyrehose.journal.format import Entry
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import StreamLimits, Streams, referenced_snapshot, streams_at_start
@@ -191,19 +189,6 @@ class TestManyStreams:
         assert recover(bench.directory, Files()).streams.ends == bench.journal.ends()
         assert stray.exists()
 
-    def test_appending_continues_if_a_snapshot_cannot_be_written(self, open_journal: Any) -> None:
-        class NoSnapshots(Files):
-            def store(self, path: Path, data: Any) -> None:
-                if path.suffix == scan.SNAPSHOT_SUFFIX:
-                    raise OSError(28, os.strerror(28))
-                super().store(path, data)
-
-        bench = open_journal(NoSnapshots(), segment_size=4 << 10)
-        for i in range(100):
-            bench.append(b"%d" % i * 100, stream=f"s{i % 20}")
-        assert len(bench.payloads("s19")) == 5
-        assert {header.kind for header, _ in first_batches(bench.directory)} == {fmt.Kind.ENDS}
-
 
 class TestDamage:
     def harm(self, bench: Any, how: str) -> Path:
@@ -329,28 +314,6 @@ class TestRetired:
             assert not verify(bench.directory).problems
             bench.close()
             bench = open_journal(segment_size=4 << 10, stream_limits=limits)
-
-    def test_retirement_waits_for_room_on_a_full_disk(self, open_journal: Any) -> None:
-        class Full(SteppedFiles):
-            full = False
-
-            def write(self, fd: int, data: Any, offset: int) -> None:
-                if self.full:
-                    raise OSError(28, os.strerror(28))
-                super().write(fd, data, offset)
-
-        files = Full()
-        bench = open_journal(files)
-        bench.append(b"x")
-        files.full = True
-        retired = bench.journal.retire(["s"])
-        assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY]
-        assert bench.journal.bounds("s") == (1, 1)
-        assert not retired.called
-        assert retire(bench, "s").check(ReadOnly), "another one is refused at once"
-        files.full = False
-        bench.clock.pump([1.0] * 2)
-        assert (retired.called, bench.journal.retired()) == (True, {"s": 1})
 
 
 @given(

@@ -155,31 +155,3 @@ def test_no_commit_breaks_an_order() -> None:
             order.commit()
         ran += order.ran
     assert min(ran[branch] for branch in ("overtakes", "retires", "put back")) > 100, ran
-
-
-def test_retirement_stays_between_what_came_before_and_after_it(queue: Queue) -> None:
-    queue.add("heavy", "1", LARGE)
-    queue.add("heavy", "2", LARGE)
-    queue.retire("retired")
-    queue.add("light", "3")
-    queue.add("light", "4")
-    assert [queue.commit() for _ in range(4)] == [["1"], ["2"], ["retired"], ["3", "4"]]
-
-
-def test_commit_that_could_not_be_written_is_the_next_one(queue: Queue) -> None:
-    queue.add("a", "1")
-    queue.add("a", "2")
-    items, _ = queue.waiting.take(LARGE)
-    queue.add("b", "3")
-    queue.waiting.put_back(items)
-    assert len(queue.waiting) == 3
-    assert queue.commit() == ["1", "2"]
-    assert queue.commit() == ["3"]
-
-
-def test_retirement_is_committed_when_all_that_waited_before_it_is_gone(queue: Queue) -> None:
-    queue.add("a", "1", LARGE, ["s"])
-    queue.add("b", "2", SMALL, ["s"])
-    assert queue.commit() == ["1"]
-    queue.retire("retired")
-    assert [queue.commit(), queue.commit(), queue.commit()] == [["2"], ["retired"], []]
