@@ -324,6 +324,14 @@ def images(files: RecordingFiles, upto: int, dice: Random, count: int) -> Iterat
         yield _replay(files, upto, pending, chosen).files()
 
 
+def put(directory: Path, image: Mapping[str, bytes]) -> Path:
+    """Write the files of *image* into *directory*, which may be new; return it."""
+    directory.mkdir(exist_ok=True)
+    for name, content in image.items():
+        directory.joinpath(name).write_bytes(content)
+    return directory
+
+
 def image(files: RecordingFiles, upto: int, dice: Random) -> dict[str, bytes]:
     """Return a random one of the states that :func:`images` yields; writes may be torn."""
     pending = _pending(files.log, upto)

@@ -13,6 +13,13 @@ from fyrehose.journal.files import Files, SteppedFiles
 from fyrehose.records import Buffer
 
 
+def flip(path: Path, at: int) -> None:
+    """Change a bit of the byte at offset *at* of a file; a negative offset counts from its end."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
 @attrs.define(slots=False)
 class FaultyFiles(SteppedFiles):
     """Files on which the ``nth`` call of ``name`` (from 1) and the ``times - 1`` calls after it fail with ``error``.

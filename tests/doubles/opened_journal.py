@@ -65,6 +65,11 @@ class Bench:
         self.next[stream] = first + len(run)
         return append_runs(self.journal, [run], [first])
 
+    def fill(self, count: int, times: int = 100) -> None:
+        """Append the numbers below *count*, each in a batch of its own: three digits, *times* over."""
+        for number in range(count):
+            self.append(b"%03d" % number * times)
+
     def records(self, stream: str = "s", start: int = 1, max_bytes: int = 1 << 20) -> list[Record]:
         found: list[Record] = []
         while runs := self.journal.read(stream, start, max_bytes):

@@ -5,6 +5,7 @@ A commit runs in the reactor's thread only if it is small, fits into the segment
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,11 +41,11 @@ from fyrehose.journal.commit import (
     ThreadWorker,
     settle,
 )
-from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.format import BATCH_HEADER
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
+from tests.doubles.files import FaultyFiles
 from tests.doubles.opened_journal import Bench, Observer, Opener
 
 
@@ -69,16 +70,14 @@ class HandWorker:
     def stop(self) -> None:
         self.work()
 
-    def work(self) -> int:
-        """Run all jobs that wait; return how many they were."""
-        count = 0
-        while self.jobs:
+    def work(self, most: int = 1 << 30) -> None:
+        """Run the jobs that wait, *most* at the most."""
+        while self.jobs and most:
             job, done = self.jobs[0]
             result = job()
             self.jobs.pop(0)
             done.callback(result)
-            count += 1
-        return count
+            most -= 1
 
 
 @attrs.define(eq=False)
@@ -268,21 +267,13 @@ def test_commit_runs_in_the_writer_thread_exactly_if_it_begins_a_segment(
 
 
 def test_a_commit_in_the_reactor_thread_waits_for_room(open_journal: Opener, worker: HandWorker, pace: Near) -> None:
-    class Full(SteppedFiles):
-        full = False
-
-        def write(self, fd: int, data: Any, offset: int) -> None:
-            if self.full:
-                raise OSError(28, "No space left on device")
-            super().write(fd, data, offset)
-
-    files = Full()
+    files = FaultyFiles(error=errno.ENOSPC)
     bench = opened(open_journal, worker, pace, files=files)
-    files.full = True
+    files.name, files.nth, files.times = "write", 1, 1 << 30
     appends = [bench.append(payload) for payload in (b"a", b"b")]
     bench.clock.advance(0)
     assert bench.journal.state is JournalState.READ_ONLY
-    files.full = False
+    files.name = ""
     for _ in range(2):
         bench.clock.advance(1)
         worker.work()
@@ -353,22 +344,6 @@ class FakeWriter:
         return Committed([], 0, 0, None)
 
 
-class HeldWorker(InlineWorker):
-    """A worker whose jobs run when the test says so."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
-
-    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
-        done: Deferred[Any] = Deferred()
-        self.jobs.append((job, done))
-        return done
-
-    def work(self) -> None:
-        job, done = self.jobs.pop(0)
-        done.callback(job())
-
-
 @attrs.define(eq=False)
 class Owner:
     """An owner of publishes that records how they were settled."""
@@ -386,7 +361,7 @@ class Rig:
     """The commits of a fake writer."""
 
     def __init__(self) -> None:
-        self.writer, self.worker = FakeWriter(), HeldWorker()
+        self.writer, self.worker = FakeWriter(), HandWorker()
         self.done, self.failures = list[Commit](), list[Any]()
         writer: Any = self.writer
         self.commits = Commits(
@@ -416,7 +391,7 @@ def test_one_commit_is_scheduled_for_several_publishes(rig: Rig) -> None:
     for payload in (b"a", b"b"):
         rig.submit(payload)
     assert len(rig.worker.jobs) == 1
-    rig.worker.work()
+    rig.worker.work(1)
     assert rig.writer.payloads == [b"a", b"b"]
     assert [bytes(item.runs[0].payload) for item in rig.done[0].items] == [b"a", b"b"]
     assert rig.writer.times == [(100, 50)] * 2, "the time of records never goes back, that of the clock may"
@@ -428,11 +403,11 @@ def test_publishes_stay_in_order_while_the_writer_has_to_wait(rig: Rig) -> None:
     rig.writer.may = False
     for payload in (b"a", b"b"):
         rig.submit(payload)
-    rig.worker.work()
+    rig.worker.work(1)
     assert (rig.done, len(rig.commits.waiting), len(rig.worker.jobs)) == ([], 2, 0)
     rig.writer.may = True
     rig.commits.schedule()
-    rig.worker.work()
+    rig.worker.work(1)
     assert len(rig.done[0].items) == 2
     assert rig.writer.payloads == [b"a", b"b"]
 
@@ -442,7 +417,7 @@ def test_publish_of_another_network_overtakes_large_ones_that_wait(rig: Rig) -> 
         rig.submit(b"large %d" % number, 2 * LEAST_COMMIT, network="192.0.2.1")
     rig.submit(b"small", network="192.0.2.2")
     while rig.worker.jobs:
-        rig.worker.work()
+        rig.worker.work(1)
         rig.commits.schedule()
     assert rig.writer.payloads == [b"large 0", b"small", b"large 1", b"large 2", b"large 3"]
 
@@ -455,10 +430,10 @@ def test_publish_during_a_commit_belongs_to_the_next(rig: Rig) -> None:
         rig.submit(b"meanwhile")
 
     rig.writer.meanwhile = meanwhile
-    rig.worker.work()
+    rig.worker.work(1)
     assert [len(commit.items) for commit in rig.done] == [1]
     rig.commits.schedule()
-    rig.worker.work()
+    rig.worker.work(1)
     assert rig.writer.payloads == [b"first", b"meanwhile"]
 
 
@@ -466,7 +441,7 @@ def test_size_of_a_commit_is_limited(rig: Rig) -> None:
     for _ in range(5):
         rig.submit(b"x", COMMIT // 2)
     while rig.worker.jobs:
-        rig.worker.work()
+        rig.worker.work(1)
         rig.commits.schedule()
     assert [len(commit.items) for commit in rig.done] == [1, 2, 2], "this disk takes no time"
 
@@ -484,7 +459,7 @@ def test_small_publish_does_not_wait_for_a_large_one_behind_it(rig: Rig, sizes: 
     for size in sizes:
         rig.submit(b"x", size)
     while rig.worker.jobs:
-        rig.worker.work()
+        rig.worker.work(1)
         rig.commits.schedule()
     assert [len(commit.items) for commit in rig.done] == commits
 
@@ -497,7 +472,7 @@ def test_next_commit_is_scheduled_ahead_when_as_large_as_the_last_small_one(
     rig: Rig, last: int, added: list[int], ahead: bool
 ) -> None:
     rig.submit(b"x", last)
-    rig.worker.work()
+    rig.worker.work(1)
     rig.submit(b"y")
     job, _ = rig.worker.jobs.pop(0)  # a commit is under way, and takes the publishes that wait
     job()
@@ -510,31 +485,31 @@ def test_a_commit_without_room_waits_in_front_of_what_came_meanwhile(rig: Rig) -
     rig.writer.error = NoRoom("none")
     rig.submit(b"a")
     rig.submit(b"b")
-    rig.worker.work()
+    rig.worker.work(1)
     assert [failure.check(NoRoom) for failure in rig.failures] == [NoRoom]
     assert (rig.done, rig.commits.size) == ([], 2)
     rig.writer.error = None
     rig.submit(b"c")
-    rig.worker.work()
+    rig.worker.work(1)
     rig.commits.schedule()
-    rig.worker.work()
+    rig.worker.work(1)
     assert (rig.writer.payloads, rig.commits.size) == ([b"a", b"b", b"c"], 0)
 
 
 def test_nothing_is_written_or_passed_on_after_a_commit_that_failed(rig: Rig) -> None:
     rig.writer.error = OSError(5, "Input/output error")
     rig.submit(b"a")
-    rig.worker.work()
+    rig.worker.work(1)
     rig.writer.error = None
     rig.submit(b"b")
-    rig.worker.work()
+    rig.worker.work(1)
     assert (len(rig.failures), rig.done, rig.writer.payloads) == (1, [], [])
 
 
 def test_a_commit_that_is_written_while_the_journal_ends_is_not_passed_on(rig: Rig) -> None:
     rig.writer.meanwhile = rig.commits.stop
     rig.submit(b"a")
-    rig.worker.work()
+    rig.worker.work(1)
     assert (rig.writer.payloads, rig.done) == ([b"a"], [])
 
 
@@ -546,7 +521,7 @@ def test_nothing_is_written_behind_a_retirement_that_failed(rig: Rig) -> None:
     rig.commits.commit()
     rig.writer.error = None
     while rig.worker.jobs:
-        rig.worker.work()
+        rig.worker.work(1)
     assert not rig.writer.payloads
 
 
@@ -584,14 +559,14 @@ def submit(bench: Bench, owner: Owner, *payloads: bytes, stream: str = "s") -> N
 
 
 def test_each_owner_is_settled_once_after_the_observer_in_the_order_of_first_publishes(open_journal: Opener) -> None:
-    worker, said = HeldWorker(), list[Any]()
+    worker, said = HandWorker(), list[Any]()
     bench = open_journal()
     bench.journal._commits.worker = worker
     bench.observer.then = said.append
     one, two = Owner(said, b"one"), Owner(said, b"two")
     for owner, payload in ((one, b"a"), (two, b"b"), (one, b"c")):
         submit(bench, owner, payload)
-    worker.work()
+    worker.work(1)
     assert said == [{"s": 3}, [b"one", b"a", b"c"], [b"two", b"b"]]
     assert bench.payloads() == [b"a", b"b", b"c"]
     assert {record.time for record in bench.records()} == {1_000_000}

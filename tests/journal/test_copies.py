@@ -11,37 +11,23 @@ from random import Random
 from typing import Any
 
 import pytest
-from twisted.internet.task import Clock
-from zope.interface import implementer
 
 from fyrehose.errors import JournalCorrupt
-from fyrehose.interfaces import IJournalObserver, JournalState
 from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
-from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.commit import InlineWorker
 from fyrehose.journal.copies import WINDOW, WORD, written_while_copied
 from fyrehose.journal.files import Files
-from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.recovery import recover
-from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline.mirror import reach
 from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from fyrehose.offline.walk import Batch, Log, walk
-from fyrehose.records import Run
+from tests.doubles.files import flip
 
 #: The orders in which programs copy the files of a directory.
 ORDERS = ("alphabetical", "reversed", "mark first", "by size", "newest first", *(f"shuffled {i}" for i in range(5)))
-
-
-@implementer(IJournalObserver)
-class Silent:
-    def durable(self, ends: Any) -> None: ...
-
-    def state_changed(self, state: JournalState, reason: str) -> None: ...
 
 
 def in_order(order: str, names: list[Path], dice: Random) -> list[Path]:
@@ -80,35 +66,19 @@ class Server:
             assert self.bench.append(b"%d." % self.number + bytes(self.dice.randbytes(8)) * (size // 8)).called
 
 
-def recovered(directory: Path) -> list[int]:
+def recovered(open_journal: Any, directory: Path) -> list[int]:
     """Start a server in the copy; return the numbers of the messages that it serves."""
-    journal = FileJournal(
-        Clock(),
-        directory,
-        JournalSettings(min_free=0, segment_size=128 << 10),
-        worker=InlineWorker(),
-        clock=RecordClock(lambda: 1),
-    )
-    opened: list[Any] = []
-    journal.open(Silent()).addBoth(opened.append)
-    if not isinstance(opened[0], dict):
-        opened[0].raiseException()
+    bench = open_journal(directory=directory, segment_size=128 << 10, now=lambda: 1)
     try:
-        found: list[int] = []
-        first, last = journal.bounds("s")
-        while first <= last:
-            runs: tuple[Run, ...] = journal.read("s", first, 1 << 20)
-            found += [int(bytes(payload).split(b".")[0]) for run in runs for payload in run.payloads()]
-            first = runs[-1].last_seq + 1
-        return found
+        return [int(record.payload.split(b".")[0]) for record in bench.records()]
     finally:
-        journal.close()
+        bench.close()
 
 
-def start(directory: Path, asked: list[str]) -> list[int] | None:
+def start(open_journal: Any, directory: Path, asked: list[str]) -> list[int] | None:
     """Start a server on a copy; if it asks for a file to be copied again, add that to *asked* and return None."""
     try:
-        return recovered(directory)
+        return recovered(open_journal, directory)
     except JournalCorrupt as error:
         match = re.search(r"(\w+\.segment)\b.*copy (?:it|this file) again", str(error))
         if match is None or match[1] in asked:
@@ -135,7 +105,7 @@ def test_a_copy_under_load_starts_with_everything_that_was_durable(
             server.write(2)
     found, asked = None, []
     while found is None:
-        found = start(target, asked)
+        found = start(open_journal, target, asked)
         for name in asked[-1:] if found is None else ():
             shutil.copyfile(bench.directory / name, target / name)
     assert len(asked) <= 3
@@ -165,33 +135,27 @@ def test_original_with_a_missing_end_is_not_mistaken_for_a_copy(open_journal: An
         recover(bench.directory, Files())
 
 
-def test_a_copied_journal_is_checked_as_a_copy_at_its_first_start_only(open_journal: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def copy(open_journal: Any, tmp_path: Path) -> Path:
+    """Return a copy of a journal that was not being written."""
     bench = open_journal(segment_size=4096)
     for i in range(50):
-        bench.append(b"%03d" % i * 100)
+        bench.append(bytes(Random(i).randbytes(300)))
     bench.close()
-    target = tmp_path / "copy"
-    shutil.copytree(bench.directory, target)
-    assert any("is a copy" in note for note in recover(target, Files()).notes)
-    recovered_numbers = FileJournal(Clock(), target, JournalSettings(min_free=0), worker=InlineWorker())
-    recovered_numbers.open(Silent())
-    recovered_numbers.close()
-    assert not any("is a copy" in note for note in recover(target, Files()).notes)
+    return Path(shutil.copytree(bench.directory, tmp_path / "copy"))
 
 
-def test_damage_in_any_segment_of_a_copy_is_found_at_its_first_start(open_journal: Any, tmp_path: Path) -> None:
-    bench = open_journal(segment_size=4096)
-    for i in range(50):
-        bench.append(b"%03d" % i * 100)
-    bench.close()
-    target = tmp_path / "copy"
-    shutil.copytree(bench.directory, target)
-    segment = scan.segments(target)[1]
-    data = bytearray(segment.path.read_bytes())
-    data[2000] ^= 1
-    segment.path.write_bytes(data)
+def test_a_copied_journal_is_checked_as_a_copy_at_its_first_start_only(open_journal: Any, copy: Path) -> None:
+    assert any("is a copy" in note for note in recover(copy, Files()).notes)
+    open_journal(directory=copy).close()
+    assert not any("is a copy" in note for note in recover(copy, Files()).notes)
+
+
+def test_damage_in_any_segment_of_a_copy_is_found_at_its_first_start(copy: Path) -> None:
+    segment = scan.segments(copy)[1]
+    flip(segment.path, 2000)
     with pytest.raises(JournalCorrupt, match=segment.path.name):
-        recover(target, Files())
+        recover(copy, Files())
 
 
 def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segment, fmt.BatchHeader]:
@@ -257,15 +221,6 @@ def test_many_zeros_in_a_segment_mean_that_it_was_copied_while_it_was_written(
 class TestTheEndOfACopy:
     """MARK of a copy may be newer than its segments, but not everything can be explained by that."""
 
-    @pytest.fixture
-    def copy(self, open_journal: Any, tmp_path: Path) -> Path:
-        """Return a copy of a journal that was not being written."""
-        bench = open_journal(segment_size=4096)
-        for i in range(50):
-            bench.append(bytes(Random(i).randbytes(300)))
-        bench.close()
-        return Path(shutil.copytree(bench.directory, tmp_path / "copy"))
-
     def refused(self, copy: Path, why: str) -> None:
         with pytest.raises(JournalCorrupt, match=why):
             recover(copy, Files())
@@ -286,9 +241,7 @@ class TestTheEndOfACopy:
     def test_a_flipped_byte_in_the_last_batch_is_damage(self, copy: Path) -> None:
         last = scan.segments(copy)[-1]
         at = [found.header.position for found in walk(Log.of(copy)) if isinstance(found, Batch)][-1] - last.base
-        data = bytearray(last.path.read_bytes())
-        data[at + 40] ^= 1
-        last.path.write_bytes(data)
+        flip(last.path, at + 40)
         self.refused(copy, "is damaged at byte")
 
     def test_mark_vouches_for_an_intact_copy_that_ends_where_it_says(self, copy: Path) -> None:
@@ -319,8 +272,7 @@ class TestMark:
     @pytest.fixture
     def journal(self, open_journal: Any) -> Path:
         bench = open_journal(segment_size=4096)
-        for i in range(50):
-            bench.append(b"%03d" % i * 100)
+        bench.fill(50)
         bench.close()
         return Path(bench.directory)
 
@@ -356,8 +308,7 @@ class TestMark:
 class TestTheFront:
     def journal(self, open_journal: Any, **settings: Any) -> Any:
         bench = open_journal(segment_size=4096, **settings)
-        for i in range(50):
-            bench.append(b"%03d" % i * 100)
+        bench.fill(50)
         return bench
 
     def test_missing_oldest_segments_are_reported(self, open_journal: Any) -> None:
@@ -445,4 +396,4 @@ def test_a_copy_that_was_put_back_over_the_files_starts_from_an_empty_directory(
         shutil.copyfile(path, bench.directory / path.name)
     with pytest.raises(JournalCorrupt, match=r"is damaged at byte .* put the copy into an empty "):
         recover(bench.directory, Files())
-    assert recovered(target)[:durable] == list(range(1, durable + 1))
+    assert recovered(open_journal, target)[:durable] == list(range(1, durable + 1))

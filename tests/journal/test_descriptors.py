@@ -21,7 +21,7 @@ from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import durable_by_batches, look
 from fyrehose.offline.walk import Log, walk
-from tests.doubles.disk import WatchedFiles
+from tests.doubles.disk import WatchedFiles, put
 
 
 def back_up(directory: Path) -> None:
@@ -87,10 +87,8 @@ def test_a_start_leaves_no_file_open_whatever_is_damaged(
     whole = {path.name: path.read_bytes() for path in bench.directory.iterdir()}
     failed = 0
     for number, (name, use) in enumerate(USES.items()):
-        directory = tmp_path / str(number) / "j"
-        directory.mkdir(parents=True)
-        for file_name, content in whole.items():
-            directory.joinpath(file_name).write_bytes(content)
+        (tmp_path / str(number)).mkdir()
+        directory = put(tmp_path / str(number) / "j", whole)
         before = descriptors()
         try:
             use(directory)

@@ -21,6 +21,7 @@ from fyrehose.offline.mirror import Replica
 from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
+from tests.doubles.files import flip
 
 SAMPLE = VouchedEnd(bytes(range(16)), 4096, 8192, 7, 9000, 9800, 0xABCDEF01)
 
@@ -34,8 +35,7 @@ def backed_up(source: Path, target: Path, mirror: bool = False) -> None:
 def source(open_journal: Any) -> Any:
     """Return a journal of several segments."""
     bench = open_journal(segment_size=4096)
-    for i in range(50):
-        bench.append(b"%03d" % i * 100)
+    bench.fill(50)
     return bench
 
 
@@ -87,12 +87,6 @@ def test_an_intact_copy_is_complete_up_to_its_vouched_end(source: Any, copy: Pat
     restore(Directory(copy), tmp_path / "restored", Files())
     assert verify(tmp_path / "restored").records == 50
     assert not (tmp_path / "restored" / END).exists(), "a server may start there"
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -20,7 +20,7 @@ from fyrehose.journal.follower import REPLICA, cut_at_mark, set_aside_beyond
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Run
-from tests.doubles.disk import RecordingFiles, UnsyncedFiles, images
+from tests.doubles.disk import RecordingFiles, UnsyncedFiles, images, put
 from tests.doubles.files import FaultyFiles
 
 SEGMENT = 1 << 14
@@ -271,10 +271,7 @@ def test_a_follower_recovers_from_every_power_cut(tmp_path: Path) -> None:
         until = noted[at + 1][0] if at + 1 < len(noted) else len(files.log)
         for cut in rnd.sample(range(upto, until), 2):
             for number, image in enumerate(images(files, cut, rnd, 2)):
-                directory = tmp_path / f"{at}-{cut}-{number}"
-                directory.mkdir()
-                for name, content in image.items():
-                    (directory / name).write_bytes(content)
+                directory = put(tmp_path / f"{at}-{cut}-{number}", image)
                 (directory / REPLICA).touch()
                 again = replica(directory)
                 assert again.position >= mark

@@ -18,7 +18,7 @@ from fyrehose.journal.streams import RESERVE
 from fyrehose.offline import dump
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
-from tests.doubles.files import FaultyFiles
+from tests.doubles.files import FaultyFiles, flip
 from tests.doubles.formats import Author
 
 OLDER = Path(__file__).with_name("formats") / "1"
@@ -137,9 +137,7 @@ def test_quarantine_keeps_the_identity(open_journal) -> None:
     bench.close()
     identity = look(bench.directory).identity
     damaged = scan.segments(bench.directory)[1].path
-    data = bytearray(damaged.read_bytes())
-    data[20] ^= 1
-    damaged.write_bytes(data)
+    flip(damaged, 20)
     set_aside(bench.directory, Files())
     assert set(identities(bench.directory)) == {identity}
     assert sum(len(run) for run in dump.runs(bench.directory)) == 30

@@ -34,7 +34,7 @@ from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.observe.meters import MOST_RECENT
 from fyrehose.records import Buffer, Run
 from tests.doubles.appending import append_runs
-from tests.doubles.files import FaultyFiles
+from tests.doubles.files import FaultyFiles, flip
 from tests.doubles.opened_journal import Observer
 
 
@@ -78,9 +78,7 @@ def test_deleted_index_files_are_rebuilt(open_journal, damage: str) -> None:
     elif damage == "truncated":
         first.write_bytes(first.read_bytes()[:-9])
     elif damage == "flipped":
-        data = bytearray(first.read_bytes())
-        data[-3] ^= 4
-        first.write_bytes(data)
+        flip(first, -3)
     else:
         first.write_bytes(second.read_bytes())
     bench = open_journal(segment_size=4096)
@@ -411,8 +409,7 @@ class TestUnsynced:
 class TestRetention:
     def test_retention_deletes_the_oldest_segments_beyond_keep_bytes(self, open_journal) -> None:
         bench = open_journal(segment_size=4096, keep_bytes=12_000)
-        for i in range(100):
-            bench.append(b"%03d" % i * 100)
+        bench.fill(100)
         bench.append(b"other", stream="o")
         oldest, last = bench.journal.bounds("s")
         assert 1 < oldest < last == 100
@@ -426,8 +423,7 @@ class TestRetention:
     def test_numbers_outlive_their_records(self, open_journal) -> None:
         bench = open_journal(segment_size=4096, keep_bytes=8000)
         bench.append(b"once", stream="rare")
-        for i in range(100):
-            bench.append(b"%03d" % i * 100)
+        bench.fill(100)
         assert bench.payloads("rare") == []
         assert bench.journal.bounds("rare") == (2, 1)
         bench.close()
@@ -438,8 +434,7 @@ class TestRetention:
 
     def test_start_deletes_nothing_that_a_named_subscription_needs(self, open_journal) -> None:
         bench = open_journal(segment_size=4096)
-        for i in range(30):
-            bench.append(b"%03d" % i * 100)
+        bench.fill(30)
         bench.close()
         bench = open_journal(segment_size=4096, keep_bytes=1)
         # The broker sets this when the journal is open.
@@ -470,11 +465,9 @@ class TestRetention:
     def test_segment_that_cannot_be_deleted_leaves_no_hole(self, open_journal, logged_errors, nth: int) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files, segment_size=4096, keep_bytes=8000)
-        for i in range(4):
-            bench.append(b"%03d" % i * 1000)
+        bench.fill(4, 1000)
         files.name, files.nth, files.times = "unlink", files.calls["unlink"] + nth, 5
-        for i in range(20):
-            bench.append(b"%03d" % i * 1000)
+        bench.fill(20, 1000)
         assert len(logged_errors.take()) == 1
         bench.crash()
         again = open_journal(segment_size=4096)

@@ -16,6 +16,7 @@ from fyrehose.journal.recovery import recover
 from fyrehose.offline import dump
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
+from tests.doubles.files import flip
 
 NEWER = 99
 
@@ -81,9 +82,7 @@ def test_a_newer_batch_behind_damage_is_noticed(bench) -> None:
     segment = scan.segments(bench.directory)[-1]
     damaged, newer = batches(segment)[1:3]
     renew(segment, newer)
-    data = bytearray(segment.path.read_bytes())
-    data[damaged.position - segment.base + 70] ^= 1
-    segment.path.write_bytes(data)
+    flip(segment.path, damaged.position - segment.base + 70)
     (bench.directory / scan.MARK_NAME).unlink()
     before = content(bench.directory)
     for start in (lambda: recover(bench.directory, Files()), lambda: set_aside(bench.directory, Files())):

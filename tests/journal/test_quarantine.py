@@ -19,8 +19,8 @@ from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Buffer, Run
 from tests.doubles.appending import append_runs
-from tests.doubles.disk import RecordingFiles, WatchedFiles, images, what_stays
-from tests.doubles.files import CountedFiles
+from tests.doubles.disk import RecordingFiles, WatchedFiles, images, put, what_stays
+from tests.doubles.files import CountedFiles, flip
 
 
 def patch(bench, position: int, data: bytes) -> None:  # type: ignore[no-untyped-def]
@@ -451,9 +451,7 @@ def test_a_gap_that_replaces_damage_has_no_time(open_journal) -> None:
     bench.append(b"kept")
     bench.close()
     (segment,) = scan.segments(bench.directory)
-    data = bytearray(segment.path.read_bytes())
-    data[data.index(b"lost")] ^= 1
-    segment.path.write_bytes(data)
+    flip(segment.path, segment.path.read_bytes().index(b"lost"))
     quarantine.set_aside(bench.directory, Files())
     (gap,) = [header for header, _ in batches(bench) if header.mended]
     assert (gap.kind, gap.time, gap.clock) == (fmt.Kind.GAP, 0, 0)
@@ -551,11 +549,8 @@ def test_a_power_cut_during_quarantine_loses_no_further_record(open_journal, tmp
         for image in images(files, upto, Random(1), 0):
             if image in tried and upto < len(files.log):
                 continue
-            directory = tmp_path / f"{len(tried)}"
-            directory.mkdir()
+            directory = put(tmp_path / f"{len(tried)}", image)
             tried.append(image)
-            for name, content in image.items():
-                directory.joinpath(name).write_bytes(content)
             if upto < len(files.log):
                 quarantine.set_aside(directory, WatchedFiles())
             found = recover(directory, WatchedFiles(), verify=1 << 20)
@@ -578,11 +573,8 @@ def test_a_power_cut_after_a_killed_quarantine_loses_no_further_record(
     left = served(bench.directory)
     checked = 0
     for upto in range(len(files.log) + 1):
-        directory = tmp_path / f"killed-{upto}"
-        directory.mkdir()
         kept = what_stays(files, upto)
-        for name, content in kept.files().items():
-            directory.joinpath(name).write_bytes(content)
+        directory = put(tmp_path / f"killed-{upto}", kept.files())
         again = RecordingFiles(directory, kept)
         try:
             if repeated:
@@ -592,10 +584,7 @@ def test_a_power_cut_after_a_killed_quarantine_loses_no_further_record(
             assert not repeated
             continue
         for number, image in enumerate(images(again, len(again.log), Random(1), 0)):
-            after = tmp_path / f"cut-{upto}-{number}"
-            after.mkdir()
-            for name, content in image.items():
-                after.joinpath(name).write_bytes(content)
+            after = put(tmp_path / f"cut-{upto}-{number}", image)
             found = recover(after, WatchedFiles(), verify=1 << 20)
             assert all(found.streams.ends.get(stream, found.streams.floor) >= end for stream, end in ends.items())
             assert served(after) == left
@@ -659,19 +648,23 @@ def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_
     assert len(served(bench.directory)) == 8
 
 
+def leave_damaged_beginning(bench) -> None:  # type: ignore[no-untyped-def]
+    """Cut the last segment behind its first batch, and damage that; MARK is gone."""
+    last = scan.segments(bench.directory)[-1]
+    with scan.SegmentReader(last.path, last.base) as reader:
+        header = reader.batch(last.base + 64)[0]
+    os.truncate(last.path, header.end - last.base)
+    patch(bench, header.position + 70, b"damage")
+    (bench.directory / "MARK").unlink()
+
+
 def test_a_segment_with_only_a_damaged_beginning_is_replaced(open_journal) -> None:
     """Without MARK, the durable mark is unknown; but every segment of a server begins with a batch."""
     bench = open_journal(segment_size=2048)
     for _ in range(3):
         bench.append(b"x" * 900)
     bench.close()
-    last = scan.segments(bench.directory)[-1]
-    begin = scan.SegmentReader(last.path, last.base)
-    header = begin.batch(last.base + 64)[0]
-    begin.close()
-    os.truncate(last.path, header.end - last.base)
-    patch(bench, header.position + 70, b"damage")
-    (bench.directory / "MARK").unlink()
+    leave_damaged_beginning(bench)
     bench = open_journal(segment_size=2048, quarantine=True)
     assert bench.payloads() == [b"x" * 900] * 2
 
@@ -682,15 +675,9 @@ def test_time_does_not_go_back_if_only_the_header_of_a_segment_is_left(open_jour
     for _ in range(3):
         bench.append(b"x" * 900)
     bench.close()
-    *older, last = scan.segments(bench.directory)
-    for segment in older:
+    for segment in scan.segments(bench.directory)[:-1]:
         segment.path.unlink()
-    begin = scan.SegmentReader(last.path, last.base)
-    header = begin.batch(last.base + 64)[0]
-    begin.close()
-    os.truncate(last.path, header.end - last.base)
-    patch(bench, header.position + 70, b"damage")
-    (bench.directory / "MARK").unlink()
+    leave_damaged_beginning(bench)
     bench = open_journal(now=lambda: now - back, segment_size=2048, quarantine=True)
     bench.append(b"later")
     assert [run.time for run in bench.records()] >= [now]

@@ -22,7 +22,7 @@ from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import next_whole, recover
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Run
-from tests.doubles.disk import NameAdded, RecordingFiles, images, what_stays
+from tests.doubles.disk import NameAdded, RecordingFiles, images, put, what_stays
 from tests.doubles.files import FaultyFiles
 
 
@@ -163,10 +163,20 @@ class TestCorruption:
         after = {path.name: path.read_bytes() for path in bench.directory.iterdir() if path.name != "LOCK"}
         assert before == after
 
-    def test_damage_in_the_middle_of_the_last_segment_is_refused(self, open_journal, broken) -> None:
-        header = batches(broken)[1]
-        patch(last_segment(broken), header.position - scan.segments(broken.directory)[-1].base + 70, b"\xff")
-        self.refuses(open_journal, broken, "damaged at byte")
+    @pytest.mark.parametrize(
+        ("harm", "match"),
+        [
+            (lambda found: patch(found[-1].path, 300, b"\xff"), "damaged at byte"),
+            (lambda found: patch(found[1].path, 1000, b"\xff\xff"), "damaged at byte"),
+            (lambda found: patch(found[2].path, 20, b"\xff"), "header of the segment"),
+            (lambda found: found[2].path.unlink(), "missing or truncated"),
+            (lambda found: found[-1].path.unlink(), "the end of the log is missing"),
+        ],
+        ids=["last segment", "sealed segment", "header of a segment", "segment missing", "last segment missing"],
+    )
+    def test_damaged_or_missing_segment_is_refused(self, open_journal, broken, harm: Any, match: str) -> None:
+        harm(scan.segments(broken.directory))
+        self.refuses(open_journal, broken, match)
 
     def test_damage_that_a_later_batch_notes_as_durable_is_refused(self, open_journal) -> None:
         """This works without MARK, because a later batch notes what was durable."""
@@ -178,36 +188,19 @@ class TestCorruption:
         patch(last_segment(bench), batches(bench)[1].position + 70, b"\xff")
         self.refuses(open_journal, bench, "damaged at byte")
 
-    def test_damage_in_the_last_acknowledged_batch_is_refused(self, open_journal) -> None:
-        bench = open_journal()
-        bench.append(b"a")
-        bench.append(b"b")
-        bench.crash()
-        patch(last_segment(bench), batches(bench)[-1].end - 8, b"\xff")
-        self.refuses(open_journal, bench, "damaged at byte")
-
-    def test_zeros_in_place_of_the_last_acknowledged_batch_are_refused(self, open_journal) -> None:
+    @pytest.mark.parametrize(("cut", "match"), [(False, "damaged at byte"), (True, "the end of the log is missing")])
+    def test_last_acknowledged_batch_that_is_zeros_or_missing_is_refused(
+        self, open_journal, cut: bool, match: str
+    ) -> None:
         bench = open_journal()
         bench.append(b"a")
         bench.crash()
         last = batches(bench)[-1]
-        patch(last_segment(bench), last.position, bytes(last.end - last.position))
-        self.refuses(open_journal, bench, "damaged at byte")
-
-    def test_truncated_last_acknowledged_batch_is_refused(self, open_journal) -> None:
-        bench = open_journal()
-        bench.append(b"a")
-        bench.crash()
-        os.truncate(last_segment(bench), batches(bench)[-1].position)
-        self.refuses(open_journal, bench, "the end of the log is missing")
-
-    def test_damage_in_a_sealed_segment_is_refused(self, open_journal, broken) -> None:
-        patch(scan.segments(broken.directory)[1].path, 1000, b"\xff\xff")
-        self.refuses(open_journal, broken, "damaged at byte")
-
-    def test_damaged_header_of_a_segment_is_refused(self, open_journal, broken) -> None:
-        patch(scan.segments(broken.directory)[2].path, 20, b"\xff")
-        self.refuses(open_journal, broken, "header of the segment")
+        if cut:
+            os.truncate(last_segment(bench), last.position)
+        else:
+            patch(last_segment(bench), last.position, bytes(last.end - last.position))
+        self.refuses(open_journal, bench, match)
 
     def test_a_newer_format_does_not_count_as_damage(self, open_journal, broken) -> None:
         segment = scan.segments(broken.directory)[-1]
@@ -224,19 +217,11 @@ class TestCorruption:
             open_journal(segment_size=4096, quarantine=True)
         assert before == {path.name: path.read_bytes() for path in broken.directory.iterdir() if path.name != "LOCK"}
 
-    def test_missing_segment_is_refused(self, open_journal, broken) -> None:
-        scan.segments(broken.directory)[2].path.unlink()
-        self.refuses(open_journal, broken, "missing or truncated")
-
     def test_a_journal_without_its_oldest_segments_is_refused(self, open_journal, broken) -> None:
         for segment in scan.segments(broken.directory)[:2]:
             segment.path.unlink()
         begin = scan.segments(broken.directory)[0].base
         self.refuses(open_journal, broken, f"are missing: its log began at position 0, not at {begin}")
-
-    def test_missing_last_segment_is_refused(self, open_journal, broken) -> None:
-        last_segment(broken).unlink()
-        self.refuses(open_journal, broken, "the end of the log is missing")
 
     def test_missing_segments_are_refused(self, open_journal, broken) -> None:
         for segment in scan.segments(broken.directory):
@@ -456,8 +441,7 @@ def test_the_directory_is_synced_before_anything_is_appended_after_a_kill(tmp_pa
     writer.close(in_order=False)
     named = max(at for at, step in enumerate(files.log) if isinstance(step, NameAdded) and step.old)
     kept = what_stays(files, named + 1)
-    for name, content in kept.files().items():
-        directory.joinpath(name).write_bytes(content)
+    put(directory, kept.files())
     files = RecordingFiles(directory, kept)
     writer = Writer(directory, recover(directory, files), 1 << 12, files=files)
     writer.open(1)
@@ -556,8 +540,7 @@ def put_irregular(path: Path, kind: str) -> None:
 def closed_journal(open_journal: Any) -> Any:
     """Return a closed journal of several segments."""
     bench = open_journal(segment_size=4096)
-    for i in range(50):
-        bench.append(b"%03d" % i * 100)
+    bench.fill(50)
     bench.close()
     return bench
 

@@ -20,8 +20,7 @@ from tests.doubles.disk import RecordingFiles, images
 
 def test_subscriptions_are_read_only_if_a_segment_expired(open_journal) -> None:
     bench = open_journal(segment_size=4096)
-    for i in range(50):
-        bench.append(b"%03d" % i * 100)
+    bench.fill(50)
     bench.journal.keeper.unread = lambda: pytest.fail("asked")
     bench.clock.advance(1)
     assert bench.journal.bounds("s") == (1, 50)

@@ -123,27 +123,23 @@ def test_a_segment_file_with_the_name_of_another_is_damage(tmp_path: Path) -> No
     reader.close()
 
 
-def test_a_batch_that_does_not_continue_from_the_previous_one_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_batch_that_does_not_continue_from_the_previous_one_is_damage_unless_that_was_mended(
+    tmp_path: Path, mended: bool
+) -> None:
     start, data = fmt.SegmentHeader(0, 1, 0).pack(), b""
     for chain in (0, 12345):
-        _, encoded = packing.batch(
-            fmt.Kind.CLOSED, [], position=64 + len(data), durable=0, time=0, clock=0, chain=chain, fill=80
-        )
-        data += encoded
+        fill: dict[str, int] = {"fill": 80} if mended else {}
+        data += packing.batch(
+            fmt.Kind.CLOSED, [], position=64 + len(data), durable=0, time=0, clock=0, chain=chain, **fill
+        )[1]
     scan.path_of(tmp_path, 0).write_bytes(start + data)
-    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
-    assert len(list(reader.batches(64, 64 + len(data)))) == 2, "behind what was mended anything may come"
-    reader.close()
-    plain = b""
-    for chain in (0, 12345):
-        plain += packing.batch(fmt.Kind.CLOSED, [], position=64 + len(plain), durable=0, time=0, clock=0, chain=chain)[
-            1
-        ]
-    scan.path_of(tmp_path, 0).write_bytes(start + plain)
-    reader = scan.SegmentReader(scan.path_of(tmp_path, 0), 0)
-    with pytest.raises(fmt.Damage, match="does not continue"):
-        list(reader.batches(64, 64 + len(plain)))
-    reader.close()
+    with scan.SegmentReader(scan.path_of(tmp_path, 0), 0) as reader:
+        if mended:
+            assert len(list(reader.batches(64, 64 + len(data)))) == 2, "behind what was mended anything may come"
+            return
+        with pytest.raises(fmt.Damage, match="does not continue"):
+            list(reader.batches(64, 64 + len(data)))
 
 
 def test_a_durable_mark_file_with_further_bytes_is_ignored(tmp_path: Path) -> None:

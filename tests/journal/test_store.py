@@ -20,7 +20,7 @@ from fyrehose.journal.store import Store
 from fyrehose.offline.verify import verify
 from fyrehose.records import Run
 from tests.doubles.appending import append_runs
-from tests.doubles.files import CountedFiles, FaultyFiles
+from tests.doubles.files import CountedFiles, FaultyFiles, flip
 
 SMALL = 8192
 
@@ -203,9 +203,7 @@ def test_time_of_a_damaged_batch_raises_with_its_position(open_journal) -> None:
     bench = open_journal(segment_size=4096, verify=0)
     base = bench.journal.store.bases[1]
     path = scan.path_of(bench.directory, base)
-    data = bytearray(path.read_bytes())
-    data[64 + 30] ^= 1
-    path.write_bytes(data)
+    flip(path, 64 + 30)
     with pytest.raises(JournalCorrupt, match=rf"{path.name} is damaged at byte 64 \(position {base + 64}\)"):
         bench.journal.store.time_at(base, base + 64)
 
@@ -473,8 +471,6 @@ def test_damage_at_the_end_of_the_log_is_reported(open_journal) -> None:
     bench.close()
     damaged = scan.segments(bench.directory)[-2].path
     bench = open_journal(segment_size=SMALL, verify=0)
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 1
-    damaged.write_bytes(data)
+    flip(damaged, damaged.stat().st_size // 2)
     with pytest.raises(JournalCorrupt):
         list(bench.journal.latest(1 << 30))

@@ -12,6 +12,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
 from fyrehose.offline.verify import verify
 from fyrehose.offline.walk import Batch, Log, walk
+from tests.doubles.files import flip
 
 COUNT = 300
 PAYLOADS = [b"%06d" % i + b"." * 50 for i in range(COUNT)]
@@ -222,9 +223,7 @@ def test_damage_that_reading_finds_is_in_the_status_until_its_segment_is_deleted
     size = sum(segment.size for segment in scan.segments(bench.directory))
     bench = open_journal(segment_size=8192, verify=0, keep_bytes=size + 8192)
     assert bench.journal.status().damage == ()
-    content = bytearray(damaged.path.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.path.write_bytes(content)
+    flip(damaged.path, damaged.path.stat().st_size // 2)
     with pytest.raises(JournalCorrupt):
         bench.records()
     (said,) = bench.journal.status().damage

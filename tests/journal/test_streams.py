@@ -19,6 +19,7 @@ from fyrehose.journal.format import Entry
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.streams import StreamLimits, Streams, referenced_snapshot, streams_at_start
 from fyrehose.offline.verify import verify
+from tests.doubles.files import flip
 
 names = st.text(min_size=1, max_size=20).filter(lambda name: len(name.encode()) <= 80)
 
@@ -181,9 +182,7 @@ class TestManyStreams:
     def test_a_start_keeps_all_snapshots_while_the_oldest_segment_does_not_say_which_it_needs(self, bench: Any) -> None:
         bench.close()
         oldest = scan.segments(bench.directory)[0].path
-        data = bytearray(oldest.read_bytes())
-        data[fmt.SEGMENT_HEADER.size + 30] ^= 1
-        oldest.write_bytes(data)
+        flip(oldest, fmt.SEGMENT_HEADER.size + 30)
         stray = scan.snapshot_path_of(bench.directory, 8)
         stray.write_bytes(b"perhaps of the oldest segment")
         assert recover(bench.directory, Files()).streams.ends == bench.journal.ends()
@@ -234,9 +233,7 @@ class TestDamage:
         before = everything(bench)
         bench.close()
         last = scan.segments(bench.directory)[-1].path
-        data = bytearray(last.read_bytes())
-        data[140] ^= 1  # the first batch, which has no room for all streams
-        last.write_bytes(data)
+        flip(last, 140)  # the first batch, which has no room for all streams
         again = open_journal(segment_size=4 << 10, quarantine=True)
         assert everything(again) == before
         assert not verify(again.directory).problems
