@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,11 +11,9 @@ from twisted.internet.address import IPv4Address
 from fyrehose.net.connections import connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
 from fyrehose.net.sockets import READ
+from fyrehose.testing import Transport
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-toys = import_module("test_tcp")  # the same server of the same toy protocol
-make, Transport = toys.make, toys.Transport
+from .test_tcp import ToyFactory, make
 
 
 def test_a_host_with_thousands_of_connections_leaves_others_the_whole_size_of_a_read() -> None:
@@ -259,6 +254,6 @@ def test_shares_of_connections_of_all_listeners_fit_the_available_descriptors() 
 def test_a_factory_can_be_built_with_a_broker_alone() -> None:
     from twisted.internet import reactor
 
-    factory = toys.ToyFactory(make().broker)
+    factory = ToyFactory(make().broker)
     assert factory.clock is reactor
-    assert factory.settings is toys.ToyFactory.defaults
+    assert factory.settings is ToyFactory.defaults

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from fyrehose.net.tls import TLSSettings
 from fyrehose.options import networks
 from fyrehose.testing.certificates import Authority
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-make = import_module("test_tcp").make  # a server of a toy protocol
+from .test_tcp import make
 
 
 def test_invalid_endpoints_are_refused() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,8 @@ from fyrehose.net.tls import TLSSettings
 from fyrehose.testing import Transport
 from fyrehose.testing.certificates import Authority
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-toys = import_module("test_tcp")  # a server of a toy protocol
-handshakes = import_module("test_failed_handshakes")  # the same with TLS
+from . import test_failed_handshakes as handshakes
+from .test_tcp import make
 
 HELLO = bytes.fromhex("160301 0200 01")
 #: The beginning of a connection of RDP: mstshash, the cookie that scanners send.
@@ -84,7 +80,7 @@ def test_a_server_of_another_protocol_is_named(beginning: bytes, text: str) -> N
 
 
 def test_each_address_and_each_mistake_is_logged_once_a_minute(log_lines: list[str]) -> None:
-    server = toys.make(timeout=30.0)
+    server = make(timeout=30.0)
     server.broker.counters.seconds = server.clock.seconds
     for _ in range(2):
         for host, data in (("10.0.0.1", b"GET / "), ("10.0.0.2", b"GET / "), ("10.0.0.1", RDP[:11])):
@@ -99,7 +95,7 @@ def test_each_address_and_each_mistake_is_logged_once_a_minute(log_lines: list[s
 
 
 def test_a_violation_behind_valid_data_is_not_explained_by_its_beginning(log_lines: list[str]) -> None:
-    protocol, _ = toys.make().connect()
+    protocol, _ = make().connect()
     for line in (b"GET / HTTP/1.1\n", b"!\n"):
         protocol.dataReceived(line)
     assert log_lines == ["toy: rude from 10.0.0.1: a line said !"]

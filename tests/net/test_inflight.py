@@ -143,13 +143,6 @@ def test_the_smallest_part_counts_publishes_and_the_incomplete_frame_together() 
 # Incomplete frames.
 
 
-def test_announced_frames_are_not_charged_before_they_arrive() -> None:
-    budget = InFlight()
-    for peer in peers(budget, 1000):
-        peer.account.expect(16 * MIB, 100)
-    assert budget.used == 100_000
-
-
 def test_a_frame_needs_a_slot_when_more_than_the_first_part_has_arrived() -> None:
     budget = InFlight(limit=64 * MIB)
     peer = Peer(budget, size=MIB)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,9 +16,7 @@ from fyrehose.net.newcomers import SERVED, Newcomers
 from fyrehose.net.turns import INPUT_S, Turns
 from fyrehose.net.twisted_private import ACCEPTS, PromptServer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-Reactor = import_module("test_twisted_private").Reactor
+from .test_twisted_private import Reactor
 
 
 class Served(Factory):

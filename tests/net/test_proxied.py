@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 import struct
-import sys
-from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,8 @@ from fyrehose.options import networks
 from fyrehose.testing import Transport
 from fyrehose.testing.certificates import Authority
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-make = import_module("test_tcp").make  # a server of a toy protocol
-handshakes = import_module("test_failed_handshakes")  # the same with TLS
+from . import test_failed_handshakes as handshakes
+from .test_tcp import make
 
 BALANCER, CLIENT = "10.9.0.1", "192.0.2.7"
 TEXT = b"PROXY TCP4 192.0.2.7 192.0.2.1 50000 5044\r\n"
@@ -187,7 +183,6 @@ def test_tls_begins_behind_the_header_and_waits_after_failed_handshakes_of_the_c
     world.outer = ProxiedFactory(tls, world.inner)
     for _ in range(2):  # the second one is delayed, and keeps what came with its header
         client = world.connect(handshakes.client(authority, "writer"), BALANCER)
-        assert client is not None
         with pytest.raises(ssl.SSLWantReadError):
             client.tls.do_handshake()
         client.protocol.dataReceived(TEXT + client.to_send.read())

@@ -58,23 +58,6 @@ def frames(slots: Slots, *sizes: int, network: str = "a", slow: bool = False) ->
     return [Frame(slots, network, size, slow) for size in sizes]
 
 
-def reading(found: list[Frame]) -> list[int]:
-    return [frame.frame for frame in found if frame.reads]
-
-
-def test_every_second_frame_of_a_network_is_its_smallest() -> None:
-    slots = Slots(100)
-    current = frames(slots, 100)[0]
-    waiting = frames(slots, 90, 80, 70, 60)
-    order = []
-    while waiting:
-        slots.leave(current)
-        current = next(frame for frame in waiting if frame.reads)
-        waiting.remove(current)
-        order.append(current.frame)
-    assert order == [90, 60, 80, 70]
-
-
 def test_no_more_slow_frames_give_way_than_are_needed() -> None:
     slots = Slots(100)
     slow = [*frames(slots, 30, network="a", slow=True), *frames(slots, 30, network="b", slow=True)]

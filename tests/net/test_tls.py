@@ -319,24 +319,10 @@ FRAMES = [Publish(topic="t", number=number, data=b"%d" % number).serialize() for
 def test_small_records_are_decrypted_in_turns_after_the_time_for_input_is_over(small: SmallRecords) -> None:
     small.write(b"".join(FRAMES))
     assert (small.transport.producerState, small.stored) == ("paused", 0)
-    small.clock.advance(1)
-    assert small.stored == len(FRAMES)
-    assert small.transport.producerState == "producing"
-
-
-def test_nothing_is_decrypted_before_the_turn_of_its_network(small: SmallRecords) -> None:
-    small.write(b"".join(FRAMES))
     assert small.broker.budget.used == 0, "what was received and decrypted is charged"
     small.clock.advance(1)
     assert small.stored == len(FRAMES)
-
-
-def test_connection_is_read_again_when_all_of_its_records_are_decrypted(small: SmallRecords) -> None:
-    small.write(b"".join(FRAMES)[:500])
-    small.clock.advance(1)
     assert small.transport.producerState == "producing"
-    small.write(b"".join(FRAMES)[500:])
-    assert small.stored == len(FRAMES)
 
 
 def test_every_small_record_arrives_once_and_in_order(small: SmallRecords) -> None:
