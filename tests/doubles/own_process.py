@@ -1,11 +1,44 @@
-"""A process for servers in tests, which is neither changed nor ended."""
+"""A process for servers in tests, which is neither changed nor ended, with a reactor and a journal in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from twisted.internet.testing import MemoryReactorClock
+
+from fyrehose.journal.gate import LocalGate
 from fyrehose.server.process import OwnProcess
+from fyrehose.testing import MemoryJournal
+
+
+class StoppingReactor(MemoryReactorClock):
+    """A reactor without sockets that says how often it was stopped."""
+
+    stopped = 0
+    running = True
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def callWhenRunning(self, function: Any, *args: Any) -> None:
+        function(*args)
+
+
+class ServedJournal(MemoryJournal):
+    """A journal in memory that a server can report about, and that keeps the retention settings that it gets."""
+
+    report: Any = SimpleNamespace(lines=list)
+    settings: Any = None
+    stream_age: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = LocalGate()
+
+    def change(self, settings: Any, stream_age: Any) -> None:
+        self.settings, self.stream_age = settings, stream_age
 
 
 class Ending(list[Any]):

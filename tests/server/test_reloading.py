@@ -14,7 +14,6 @@ import pytest
 from cryptography.x509 import load_pem_x509_certificate
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.testing import MemoryReactorClock
 
 from fyrehose.broker.policy import LOOPBACK
 from fyrehose.errors import TooManyNamedSubscriptions, TooManySubscriptions
@@ -26,9 +25,9 @@ from fyrehose.server.config import Config, ServerSettings
 from fyrehose.server.reload_answer import ANSWER, ReloadAnswer, read_answer
 from fyrehose.server.reloading import CHANGEABLE, Reloading
 from fyrehose.server.tap import Options, ServerProcess
-from fyrehose.testing import MemoryJournal, RecordingSink
+from fyrehose.testing import RecordingSink
 from fyrehose.testing.certificates import Authority
-from tests.doubles.own_process import Ending
+from tests.doubles.own_process import Ending, ServedJournal, StoppingReactor
 
 PAGE = '[listen]\nhttp = "tcp:8117:interface=127.0.0.1"\nfigg = "tcp:8119:interface=127.0.0.1"\n'
 
@@ -44,22 +43,10 @@ token-file = "token"
 """
 
 
-class Journal(MemoryJournal):
-    """A journal in memory that records the retention settings that it gets."""
-
-    report: Any = type("Report", (), {"lines": lambda self: []})()
-    settings: Any = None
-    stream_age: Any = None
-
-    def change(self, settings: Any, stream_age: Any) -> None:
-        self.settings, self.stream_age = settings, stream_age
-
-
-class Reactor(MemoryReactorClock):
+class Reactor(StoppingReactor):
     """A reactor on which listening fails for ports that are in use."""
 
     taken: tuple[int, ...] = ()
-    running = True
     #: called before each attempt to listen
     before: Callable[[], object] = staticmethod(lambda: None)
 
@@ -82,7 +69,11 @@ class World:
         self.descriptors = 200_000  #: how many file descriptors connections may use
         own = attrs.evolve(Ending().own, descriptors=lambda: self.descriptors)
         self.server = ServerProcess(
-            self.reactor, options.resolved, reread=options.resolve, own=own, make_journal=lambda *_, **__: Journal()
+            self.reactor,
+            options.resolved,
+            reread=options.resolve,
+            own=own,
+            make_journal=lambda *_, **__: ServedJournal(),
         )
         (folder / "data").mkdir()
         self.server.fyrehose.startService()

@@ -8,34 +8,23 @@ from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred
-from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.errors import ConfigError, JournalFull
-from fyrehose.journal.gate import LocalGate
 from fyrehose.observe.counters import Counters
 from fyrehose.server.stack import Stack
 from fyrehose.server.tap import RETRY, Options, ServerProcess
-from fyrehose.testing import MemoryJournal
-from tests.doubles.own_process import Ending
+from tests.doubles.own_process import Ending, ServedJournal, StoppingReactor
 
 LISTEN = "figg=tcp:8119:interface=127.0.0.1"
 REPLICATION = '[replication]\nservers = ["nats://127.0.0.1:1"]\nname = "a"\n'
 
 
-class Journal(MemoryJournal):
+class Journal(ServedJournal):
     """A journal that opens and closes when the test says so."""
 
-    report: Any = type("Report", (), {"lines": lambda self: []})()
     opening: Any = None
     closing: Any = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = LocalGate()
-
-    def change(self, settings: Any, stream_age: Any) -> None:
-        """Ignore a change of the retention settings."""
 
     def open(self, observer: Any) -> Any:
         opened = super().open(observer)
@@ -46,16 +35,8 @@ class Journal(MemoryJournal):
         return self.closing or closed
 
 
-class Reactor(MemoryReactorClock):
-    """A reactor that can be stopped, and says where it listens."""
-
-    stopped = 0
-
-    def stop(self) -> None:
-        self.stopped += 1
-
-    def callWhenRunning(self, function: Any, *args: Any) -> None:
-        function(*args)
+class Reactor(StoppingReactor):
+    """A reactor that says where it listens."""
 
     @property
     def listening(self) -> list[int]:
@@ -85,12 +66,6 @@ class World:
         self.server = ServerProcess(self.reactor, config, reread=reread, own=self.own, make_journal=self.journal)
         self.server.startService()
         return self.server
-
-
-@pytest.fixture
-def ending() -> Ending:
-    """Record the line on standard error and the exit status that would end the process."""
-    return Ending()
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -41,12 +40,10 @@ from fyrehose.errors import (
     MissingExtra,
 )
 from fyrehose.interfaces import JournalState
-from fyrehose.journal.gate import LocalGate
 from fyrehose.net.turns import LONG_S
 from fyrehose.server import logs, tap
 from fyrehose.server.tap import Options, ServerProcess
-from fyrehose.testing import MemoryJournal
-from tests.doubles.own_process import Ending
+from tests.doubles.own_process import Ending, ServedJournal, StoppingReactor
 
 ROOT = Path(__file__).parents[2]
 
@@ -198,45 +195,14 @@ def test_an_invalid_endpoint_ends_the_process(capsys: pytest.CaptureFixture[str]
     assert re.match(r"twistd fyrehose: .*backbone=tcp:8119", capsys.readouterr().err)
 
 
-class StoppingReactor(MemoryReactorClock):
-    """Says whether it was stopped."""
-
-    stopped = 0
-
-    def stop(self) -> None:
-        self.stopped += 1
-
-    def callWhenRunning(self, function: Any, *args: Any) -> None:
-        function(*args)
-
-
-@pytest.fixture
-def ending() -> Ending:
-    """Record exit statuses and lines on standard error instead of ending the process."""
-    return Ending()
-
-
-class OpensAtOnce(MemoryJournal):
-    """A journal in memory that a server can report about."""
-
-    report = SimpleNamespace(lines=list)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = LocalGate()
-
-    def change(self, settings: Any, stream_age: Any) -> None:
-        """Ignore a change of the retention settings."""
-
-
-class NeverOpens(OpensAtOnce):
+class NeverOpens(ServedJournal):
     """A journal that is still being recovered."""
 
     def open(self, observer: Any) -> Any:
         return Deferred()
 
 
-class Refuses(OpensAtOnce):
+class Refuses(ServedJournal):
     """A journal that cannot be opened."""
 
     def __init__(self, error: Exception) -> None:
@@ -245,6 +211,12 @@ class Refuses(OpensAtOnce):
 
     def open(self, observer: Any) -> Any:
         return fail(self.error)
+
+
+def server_of(ending: Ending, *words: str, journal: Callable[[], Any] = ServedJournal) -> ServerProcess:
+    """Return a server with these options, whose journal is in memory."""
+    config = parsed(*words).resolved
+    return ServerProcess(StoppingReactor(), config, own=ending.own, make_journal=lambda *_, **__: journal())
 
 
 @pytest.mark.parametrize(
@@ -264,18 +236,16 @@ def test_a_failed_start_ends_the_process_with_its_status(
     tmp_path: Path,
     logged_errors: Any,
 ) -> None:
-    memory = StoppingReactor()
-    config = parsed("--data-dir", str(tmp_path)).resolved
-    server = ServerProcess(memory, config, own=ending.own, make_journal=lambda *_, **__: Refuses(error))
+    server = server_of(ending, "--data-dir", str(tmp_path), journal=lambda: Refuses(error))
     server.startService()
     assert ending == [f"twistd fyrehose: {error}", status]
-    assert memory.stopped == 1
+    assert server.reactor.stopped == 1
     critical = logged_errors.take()
     assert any(f"cannot start: {error}" == str(e["log_format"]).format(**e) for e in critical)
 
 
 def test_only_the_first_error_is_reported(ending: Ending, tmp_path: Path, logged_errors: Any) -> None:
-    server = ServerProcess(StoppingReactor(), parsed("--data-dir", str(tmp_path)).resolved, own=ending.own)
+    server = server_of(ending, "--data-dir", str(tmp_path))
     server.stack.on_failure(JournalFailed("first"))
     server.stack.on_failure(FyrehoseError("second"))
     assert ending == ["twistd fyrehose: first", 4]
@@ -340,7 +310,7 @@ def test_listeners_are_described_for_operators(ending: Ending, tmp_path: Path) -
 def test_listeners_of_protocols_that_need_the_leader_stay_closed_on_a_follower(
     ending: Ending, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    journal = OpensAtOnce()
+    journal = ServedJournal()
     journal.follow("10.0.0.1:8117")
     words = ["--data-dir", str(tmp_path)]
     for name, port in (("figg", 8119), ("http", 8117), ("lumberjack", 5044), ("relink", 7733)):
@@ -402,33 +372,6 @@ class TestLog:
         options.parseOptions(list(words))
         return options.log_observer
 
-    def test_the_log_can_be_written_to_standard_output(self, capsys: pytest.CaptureFixture[str]) -> None:
-        kept = signal.getsignal(signal.SIGUSR1)
-        try:
-            make = self.under("--log-format", "json", nodaemon=True, logfile=None)
-            make()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
-            assert json.loads(capsys.readouterr().out)["message"] == "hello"
-            os.kill(os.getpid(), signal.SIGUSR1)  # which would end who takes no notice of it by default
-        finally:
-            signal.signal(signal.SIGUSR1, kept)
-
-    def test_sigusr1_rotates_the_log_file(self, tmp_path: Path) -> None:
-        kept = signal.getsignal(signal.SIGUSR1)
-        try:
-            observer = self.under(logfile=str(tmp_path / "log"))()
-            observer({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0, "log_namespace": "x"})
-            assert "[x#info] hello" in tmp_path.joinpath("log").read_text()
-            assert signal.getsignal(signal.SIGUSR1) is not kept
-            observer.out.close()
-        finally:
-            signal.signal(signal.SIGUSR1, kept)
-
-    def logging_to(self, path: Path) -> Any:
-        """Return an observer that logs to *path*, and set the umask of a daemon, which makes new files private."""
-        observer = self.under(logfile=str(path))()
-        os.umask(0o077)
-        return observer
-
     @pytest.fixture
     def usual(self) -> Iterator[None]:
         """Restore the handler of SIGUSR1 and the umask after the test; the test begins with the usual umask."""
@@ -436,6 +379,26 @@ class TestLog:
         yield
         os.umask(mask)
         signal.signal(signal.SIGUSR1, kept)
+
+    def test_the_log_can_be_written_to_standard_output(self, usual: None, capsys: pytest.CaptureFixture[str]) -> None:
+        make = self.under("--log-format", "json", nodaemon=True, logfile=None)
+        make()({"log_format": "hello", "log_level": LogLevel.info, "log_time": 0.0})
+        assert json.loads(capsys.readouterr().out)["message"] == "hello"
+        os.kill(os.getpid(), signal.SIGUSR1)  # which would end who takes no notice of it by default
+
+    def test_sigusr1_rotates_the_log_file(self, tmp_path: Path, usual: None) -> None:
+        kept = signal.getsignal(signal.SIGUSR1)
+        observer = self.under(logfile=str(tmp_path / "log"))()
+        self.say(observer, "hello")
+        assert "[x#info] hello" in tmp_path.joinpath("log").read_text()
+        assert signal.getsignal(signal.SIGUSR1) is not kept
+        observer.out.close()
+
+    def logging_to(self, path: Path) -> Any:
+        """Return an observer that logs to *path*, and set the umask of a daemon, which makes new files private."""
+        observer = self.under(logfile=str(path))()
+        os.umask(0o077)
+        return observer
 
     @staticmethod
     def say(observer: Any, what: str) -> None:
@@ -546,12 +509,8 @@ def test_the_service_manager_is_notified_of_the_start_and_the_stop(
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(10)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        server = ServerProcess(
-            StoppingReactor(),
-            parsed("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}").resolved,
-            own=ending.own,
-            make_journal=lambda *_, **__: OpensAtOnce(),
-        )
+        words = ("--data-dir", str(tmp_path / "data"), "--listen", f"figg=unix:{tmp_path / 'figg'}")
+        server = server_of(ending, *words)
         server.reload()
         server.startService()
         assert manager.recv(1000) == b"READY=1\nSTATUS=serving"
@@ -583,12 +542,7 @@ def test_a_server_prepares_its_process_before_it_opens_the_journal(
 
 
 def test_the_watchdog_runs_while_the_server_serves(ending: Ending, tmp_path: Path) -> None:
-    server = ServerProcess(
-        StoppingReactor(),
-        parsed("--listen", "figg=unix:/run/figg", "--data-dir", str(tmp_path)).resolved,
-        own=ending.own,
-        make_journal=lambda *_, **__: OpensAtOnce(),
-    )
+    server = server_of(ending, "--listen", "figg=unix:/run/figg", "--data-dir", str(tmp_path))
     threads = set(threading.enumerate())
     assert not server.reactor.getDelayedCalls()
     watching: list[set[threading.Thread]] = []
@@ -617,12 +571,8 @@ class TestDraining:
     """Draining: after SIGTERM the server is not ready, and still serves everything for a while."""
 
     def serving(self, ending: Ending, *words: str, opens: bool = True) -> ServerProcess:
-        server = ServerProcess(
-            StoppingReactor(),
-            parsed("--listen", "figg=unix:/run/figg", *words).resolved,
-            own=ending.own,
-            make_journal=lambda *_, **__: OpensAtOnce() if opens else NeverOpens(),
-        )
+        journal = ServedJournal if opens else NeverOpens
+        server = server_of(ending, "--listen", "figg=unix:/run/figg", *words, journal=journal)
         server.startService()
         server.watchdog.stop()  # nothing advances the clock of this reactor
         return server
