@@ -73,6 +73,14 @@ def leader(position: int = 0, window: int = 8, most: int = 100) -> Role:
     return role
 
 
+def follower(*entries: LogEntry, position: int = 0) -> Role:
+    """Return a role that has read the take-over of another server, which is entry 1, and *entries* behind it."""
+    role = Role(ME, position)
+    for number, entry in enumerate((takeover(1, 0), *entries), 1):
+        role.read(number, entry)
+    return role
+
+
 def test_a_takeover_is_an_append_under_the_condition_that_nothing_was_added() -> None:
     role = Role(ME, 0)
     role.read(1, takeover(4, 0))
@@ -85,26 +93,19 @@ def test_a_takeover_is_an_append_under_the_condition_that_nothing_was_added() ->
 
 
 def test_a_server_that_has_not_applied_everything_does_not_take_over() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
+    role = follower()
     assert not role.take_over(2)
 
 
 def test_a_server_that_has_not_synced_everything_does_not_take_over() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc"))
+    role = follower(data(1, 0, b"abc"))
     assert not role.take_over(2)
     role.was_synced(3)
     assert role.take_over(2)
 
 
 def test_a_follower_writes_entries_that_count_and_releases_synced_ones() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc"))
-    role.read(3, data(9, 3, b"void"))
-    role.read(4, data(1, 3, b"de"))
+    role = follower(data(1, 0, b"abc"), data(9, 3, b"void"), data(1, 3, b"de"))
     assert actions(role) == [Write(0, b"abc"), Write(3, b"de")]
     assert role.mark == 0
     role.was_synced(3)
@@ -113,9 +114,7 @@ def test_a_follower_writes_entries_that_count_and_releases_synced_ones() -> None
 
 
 def test_a_follower_writes_a_divided_batch_as_a_whole() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc", part=True))
+    role = follower(data(1, 0, b"abc", part=True))
     assert actions(role) == []
     assert role.position == 0
     role.read(3, data(1, 3, b"de"))
@@ -123,19 +122,14 @@ def test_a_follower_writes_a_divided_batch_as_a_whole() -> None:
 
 
 def test_an_incomplete_batch_of_a_deposed_leader_is_not_written() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc", part=True))
+    role = follower(data(1, 0, b"abc", part=True))
     role.read(3, takeover(2, 0))
     role.read(4, data(2, 0, b"xyz"))
     assert actions(role) == [Write(0, b"xyz")]
 
 
 def test_batches_that_the_journal_has_are_compared_and_not_written_again() -> None:
-    role = Role(ME, 4)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc"))
-    role.read(3, data(1, 3, b"def"))
+    role = follower(data(1, 0, b"abc"), data(1, 3, b"def"), position=4)
     assert actions(role) == [Compare(0, b"abc"), Compare(3, b"d"), Write(4, b"ef")]
     role.contradicted(3)
     assert role.state is State.STOPPED
@@ -175,17 +169,6 @@ def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> Non
     assert role.mark == 0
 
 
-def test_an_unknown_append_is_repeated_unchanged_until_its_outcome_is_known() -> None:
-    role = leader(most=3)
-    role.append(0, whole(b"abc", b"def"))
-    sent = actions(role)
-    role.repeat()
-    assert actions(role) == sent
-    role.accepted(data(1, 3, b"def", ME), 3)
-    role.repeat()
-    assert actions(role) == sent[:1]
-
-
 def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
@@ -195,15 +178,6 @@ def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
     assert actions(role) == [LookAt(2)]
     role.found(2, entry)
     assert role.mark == 3
-
-
-def test_a_refusal_before_the_appends_in_front_have_arrived_changes_nothing() -> None:
-    role = leader(most=3)
-    role.append(0, whole(b"abc", b"def"))
-    _, second = appends(role)
-    role.refused(second, 1, 1)
-    assert actions(role) == []
-    assert role.state is State.LEADER
 
 
 def test_a_leader_steps_down_when_another_leaders_entry_has_the_expected_number() -> None:
@@ -245,15 +219,6 @@ def test_an_idle_leader_looks_at_what_another_server_has_written_and_steps_down_
     assert role.leader == OTHER
 
 
-def test_an_idle_leader_continues_after_an_entry_that_does_not_count() -> None:
-    role = leader()
-    role.learned_last(2, 1)
-    role.found(2, data(0, 0, b"late"))
-    assert (role.state, role.applied) == (State.LEADER, 2)
-    role.append(0, whole(b"abc"))
-    assert actions(role) == [LookAt(2), Append(data(1, 0, b"abc", ME), 2, 2)]
-
-
 def test_a_leader_renumbers_appends_in_flight_behind_an_entry_that_does_not_count() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
@@ -289,8 +254,7 @@ def test_an_answer_to_an_append_with_an_old_number_confirms_nothing() -> None:
 
 
 def test_a_candidate_tries_again_behind_an_entry_that_does_not_count() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
+    role = follower()
     assert role.take_over(1)
     role.take()
     role.found(2, data(0, 0, b"late"))
@@ -343,16 +307,6 @@ def test_an_empty_server_takes_the_identity_of_the_log() -> None:
     role.read(2, of(data(1, 0, b"abc"), MINE, 0, 4))
     assert (role.identity, role.chain) == (MINE, 4)
     assert role.state is State.FOLLOWER
-
-
-def test_a_candidate_follows_again_after_another_server_took_over() -> None:
-    role = Role(ME, 0)
-    assert role.take_over(0)
-    role.refused(takeover(1, 0, ME), 1, 0)
-    role.found(1, takeover(1, 0))
-    role.was_cut()
-    role.read(1, takeover(1, 0))
-    assert (role.state, role.leader) == (State.FOLLOWER, OTHER)
 
 
 def test_no_more_appends_than_the_window_are_under_way() -> None:
@@ -420,9 +374,7 @@ def test_writes_that_follow_each_other_are_joined_up_to_the_beginning_of_a_segme
 
 
 def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc"))
+    role = follower(data(1, 0, b"abc"))
     for _ in range(SIGNS - 1):
         role.learned_last(1, 2)
     role.learned_last(2, 2)  # the earlier answers were outdated
@@ -434,8 +386,7 @@ def test_a_server_stops_when_the_shared_log_has_lost_entries() -> None:
 
 
 def test_a_server_stops_when_its_journal_is_longer_than_the_shared_log() -> None:
-    role = Role(ME, 10)
-    role.read(1, takeover(1, 0))
+    role = follower(position=10)
     assert not role.take_over(1)
     for _ in range(SIGNS):
         role.learned_last(1, 1)
@@ -444,7 +395,10 @@ def test_a_server_stops_when_its_journal_is_longer_than_the_shared_log() -> None
     assert "ends at position 0, and this journal is durable up to 10" in again.reason
 
 
-def test_a_leader_stops_when_the_shared_log_has_lost_confirmed_entries() -> None:
+@pytest.mark.parametrize(
+    ("since", "lost"), [(2, True), (1, False)], ids=["the answer is new", "it was outdated on arrival"]
+)
+def test_a_leader_stops_when_the_shared_log_has_lost_confirmed_entries(since: int, lost: bool) -> None:
     role = leader()
     role.append(0, whole(b"abc"))
     (entry,) = appends(role)
@@ -452,20 +406,9 @@ def test_a_leader_stops_when_the_shared_log_has_lost_confirmed_entries() -> None
     role.append(3, whole(b"def"))
     (entry,) = appends(role)
     for _ in range(SIGNS):
-        role.refused(entry, 1, 2)
-    assert (role.state, role.pending) == (State.STOPPED, 0), "nobody waits for what can never be accepted"
-
-
-def test_an_answer_that_was_outdated_on_arrival_is_no_sign_of_lost_entries() -> None:
-    role = leader()
-    role.append(0, whole(b"abc"))
-    (entry,) = appends(role)
-    role.accepted(entry, 2)
-    role.append(3, whole(b"def"))
-    (entry,) = appends(role)
-    for _ in range(SIGNS):
-        role.refused(entry, 1, since=1)
-    assert role.state is State.LEADER
+        role.refused(entry, 1, since)
+    assert role.state is (State.STOPPED if lost else State.LEADER)
+    assert bool(role.pending) is not lost, "nobody waits for what can never be accepted"
 
 
 def test_an_existing_journal_begins_an_empty_shared_log_where_it_ends() -> None:
@@ -664,10 +607,7 @@ def test_a_server_that_is_added_later_in_the_log_follows() -> None:
 
 
 def test_a_follower_reports_what_is_on_disk_also_after_a_power_cut() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0))
-    role.read(2, data(1, 0, b"abc"))
-    role.read(3, data(1, 3, b"def"))
+    role = follower(data(1, 0, b"abc"), data(1, 3, b"def"))
     role.was_synced(6)
     assert role.reported == 0
     role.noted(3)

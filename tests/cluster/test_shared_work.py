@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -116,17 +114,6 @@ class Pool:
         while self.cluster.clock.seconds() < end:
             self.step(dice)
             self.cluster.run(0.1)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.hub.away.clear()
-    made.hub.loss = 0.0
-    for server in made.servers.values():
-        if server.up:
-            server.stop()
 
 
 def begin(cluster: Cluster, records: int, lease: int = LEASE) -> Server:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from fyrehose.cluster.members import ChangeKind, MemberChange
@@ -13,18 +10,6 @@ from fyrehose.cluster.succession import SLOW_LOOKS, SLOW_S
 from fyrehose.errors import ReadOnly
 
 from .test_member import Cluster, Server
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.hub.away.clear()
-    made.free.clear()
-    made.slow.clear()
-    for server in made.servers.values():
-        if server.up:
-            server.stop()
 
 
 def other_than(cluster: Cluster, server: Server) -> list[Server]:
