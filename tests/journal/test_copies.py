@@ -161,13 +161,10 @@ def test_damage_in_any_segment_of_a_copy_is_found_at_its_first_start(copy: Path)
 def batch_across(directory: Path, which: int, boundary: int) -> tuple[scan.Segment, fmt.BatchHeader]:
     """Return a segment, and its batch that lies across the *boundary*, an offset."""
     segment = scan.segments(directory)[which]
-    reader = scan.SegmentReader(segment.path, segment.base)
-    try:
+    with scan.SegmentReader(segment.path, segment.base) as reader:
         for header, _ in reader.batches(segment.base + 64, segment.end):
             if header.position < segment.base + boundary < header.end:
                 return segment, header
-    finally:
-        reader.close()
     raise AssertionError("every page ends within a batch")
 
 

@@ -27,9 +27,8 @@ OLDER = Path(__file__).with_name("formats") / "1"
 def identities(directory: Path) -> list[bytes]:
     found = []
     for segment in scan.segments(directory):
-        reader = scan.SegmentReader(segment.path, segment.base)
-        found.append(reader.header().identity)
-        reader.close()
+        with scan.SegmentReader(segment.path, segment.base) as reader:
+            found.append(reader.header().identity)
     return found
 
 

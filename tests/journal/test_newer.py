@@ -31,11 +31,8 @@ def bench(open_journal):
 
 
 def batches(segment: scan.Segment) -> list[fmt.BatchHeader]:
-    reader = scan.SegmentReader(segment.path, segment.base)
-    try:
+    with scan.SegmentReader(segment.path, segment.base) as reader:
         return [header for header, _ in reader.batches(segment.base + fmt.SEGMENT_HEADER.size, segment.end)]
-    finally:
-        reader.close()
 
 
 def renew(segment: scan.Segment, header: fmt.BatchHeader) -> None:

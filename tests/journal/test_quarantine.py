@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -271,18 +272,14 @@ class TestNumbersAreNeverUsedAgain:
 def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-untyped-def]
     """Return the batches of the only segment that can be read one after the other."""
     (segment,) = scan.segments(bench.directory)
-    reader = scan.SegmentReader(segment.path, segment.base)
-    found = []
+    found: list[tuple[fmt.BatchHeader, bytes]] = []
     position = segment.base + fmt.SEGMENT_HEADER.size
-    try:
+    with scan.SegmentReader(segment.path, segment.base) as reader, suppress(fmt.Damage):
         while True:
             header, body = reader.batch(position)
             found.append((header, bytes(body)))
             position = header.end
-    except fmt.Damage:
-        return found
-    finally:
-        reader.close()
+    return found
 
 
 def test_a_lost_record_in_front_of_another_gap_is_listed(open_journal) -> None:

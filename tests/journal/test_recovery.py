@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,15 +34,10 @@ def last_segment(bench) -> Path:  # type: ignore[no-untyped-def]
 def batches(bench) -> list[fmt.BatchHeader]:  # type: ignore[no-untyped-def]
     """Return the batches of the last segment."""
     segment = scan.segments(bench.directory)[-1]
-    reader = scan.SegmentReader(segment.path, segment.base)
     found = []
-    try:
+    with scan.SegmentReader(segment.path, segment.base) as reader, suppress(fmt.Damage):  # the zeros behind the end
         for header, _ in reader.batches(segment.base + 64, segment.end):
             found.append(header)
-    except fmt.Damage:
-        pass  # the zeros behind the end
-    finally:
-        reader.close()
     return found
 
 
