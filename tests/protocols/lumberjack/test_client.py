@@ -247,14 +247,6 @@ def test_silent_server_is_disconnected_after_the_timeout() -> None:
     client.close()
 
 
-def test_protocol_violation_of_the_server_aborts_the_connection() -> None:
-    endpoint = Endpoint()
-    client, _ = connected(endpoint)
-    endpoint.protocols[-1].dataReceived(b"HTTP/1.1 400")
-    assert endpoint.protocols[-1].transport.aborted
-    client.close()
-
-
 def test_ready_fires_with_room_and_flush_when_all_is_acknowledged() -> None:
     endpoint = Endpoint()
     client, clock = connected(endpoint, window=2, pipelining=1)

@@ -82,12 +82,6 @@ def test_topics_split_a_run_in_order() -> None:
     assert [bytes(run.payload) for run in runs] == [b'{"t":"a"}', b'{"t":"b"}' * 2, b"{}", b'{"t":"c"}' * 2]
 
 
-def test_split_of_consecutive_sequences_stays_consecutive() -> None:
-    made = columns()
-    add(made, 7, b'{"t":"a"}', b'{"t":"b"}', b'{"t":"b"}')
-    assert [run.producer_seq for run in made.take()] == [7, 8]
-
-
 def test_document_that_cannot_be_json_has_another_content_type() -> None:
     made = columns()
     add(made, 1, b"{}", b"", b"not json", b"[]")

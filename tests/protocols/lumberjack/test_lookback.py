@@ -251,19 +251,6 @@ def test_table_of_a_server_is_freed_with_its_last_listener(world: Any) -> None:
     assert not [key for key in lookback._SHARED if key[0] == id(made.broker)]
 
 
-def test_unexpected_error_ends_the_search_for_its_listeners(world: Any, logged_errors: Any) -> None:
-    made = world(*map(run_of, range(1, MANY)))
-    shared = made.open("a")
-    made.log[-2 * STEPS] = object()  # type: ignore[call-overload]
-    work = made.turns.pop()
-    with pytest.raises(AttributeError) as failed:
-        work.take_turn()
-    work.failed(Failure(failed.value))
-    assert (made.ready, shared.ready) == (["a"], True)
-    (event,) = logged_errors.take()
-    assert event["log_failure"].check(AttributeError)
-
-
 def test_search_that_fails_is_logged_and_later_turns_of_others_are_taken(world: Any, logged_errors: Any) -> None:
     made = world(*map(run_of, range(1, MANY)))
     made.broker.turns = Turns(made.clock)

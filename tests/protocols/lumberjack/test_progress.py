@@ -120,6 +120,7 @@ def test_limit_of_unacknowledged_windows_is_exact(peer: Make) -> None:
     fed.take(fed.session.receive_data(window * 2))
     assert fed.session.windows_full
     assert fed.session.frames == 5, "the third window is open, and nothing more is taken"
+    assert (fed.session.more_work, fed.session.next_events()) == (True, [])
     fed.commit()
     assert not fed.session.windows_full
     for count, causes in ((2, []), (3, ["too-many-windows"])):

@@ -136,21 +136,19 @@ class Writer:
         self.sender.close(self.windows, self.acknowledged)
 
 
+def after_a_loss(*events: bytes) -> Receiver:
+    """Return a receiver to which a connection has sent *events* in one window before it was lost."""
+    receiver = Receiver()
+    writer = receiver.connect()
+    writer.send(*events)
+    writer.close()
+    return receiver
+
+
 def publish(sender: Sender, *runs: Run) -> None:
     """Note that *runs* are on their way to the disk."""
     sender.begin(sum(map(len, runs)), sum(map(len, runs)), {})
     sender.publishing(runs, 1, 0)
-
-
-def test_event_of_a_lost_connection_is_stored_once() -> None:
-    receiver = Receiver()
-    first = receiver.connect()
-    events = [event(n) for n in range(5)]
-    assert first.send(*events) == events
-    first.close()
-    second = receiver.connect()
-    assert second.send(*events[2:], event(7)) == [event(7)]
-    assert receiver.stored == [*events, event(7)]
 
 
 @pytest.mark.parametrize(
@@ -164,10 +162,7 @@ def test_event_of_a_lost_connection_is_stored_once() -> None:
     ],
 )
 def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -> None:
-    receiver = Receiver()
-    first = receiver.connect()
-    first.send(event(1), b'{"message":"ok"}')
-    first.close()
+    receiver = after_a_loss(event(1), b'{"message":"ok"}')
     assert receiver.connect().send(other) == [other]
 
 
@@ -298,10 +293,7 @@ def test_connections_of_other_networks_are_not_taken_for_half_open() -> None:
 
 
 def test_events_and_their_memory_are_released_after_resent_age() -> None:
-    receiver = Receiver()
-    first = receiver.connect()
-    first.send(*map(event, range(9)))
-    first.close()
+    receiver = after_a_loss(*map(event, range(9)))
     second = receiver.connect()
     receiver.now = AGE - 1
     assert second.send(event(0)) == []
@@ -411,10 +403,7 @@ def test_older_windows_give_way_to_the_last_windows_of_connections_that_a_start_
 
 
 def test_event_is_stored_if_the_journal_has_its_original_no_more() -> None:
-    receiver = Receiver()
-    first = receiver.connect()
-    first.send(event(1), event(2))
-    first.close()
+    receiver = after_a_loss(event(1), event(2))
     second = receiver.connect()
     assert second.send(event(1)) == []
     receiver.stored.clear()
@@ -474,10 +463,7 @@ def test_no_step_moves_more_of_a_table_than_was_entered(monkeypatch: pytest.Monk
 
 
 def test_events_without_identity_are_not_watched() -> None:
-    receiver = Receiver()
-    first = receiver.connect()
-    first.send(b'{"message":"ok"}')
-    first.close()
+    receiver = after_a_loss(b'{"message":"ok"}')
     second = receiver.connect()
     second.send(b'{"message":"ok"}')
     assert not receiver.repetitions.is_watched(second.sender)
@@ -494,6 +480,14 @@ def dropping(server: Any) -> Callable[..., Any]:
         return made
 
     return make
+
+
+def sending(made: Any, *events: bytes, **where: Any) -> Any:
+    """Return a new connection that has sent *events* in one window, which the server has handled."""
+    peer = made.connect(**where)
+    peer.send(frames(*events))
+    made.settle()
+    return peer
 
 
 def restart(made: Any, *peers: Any) -> None:
@@ -525,14 +519,10 @@ def test_window_whose_acknowledgement_was_lost_is_acknowledged_and_stored_once(d
 
 def test_window_with_some_repetitions_is_acknowledged_as_a_whole(dropping: Any) -> None:
     made = dropping(auto=False)
-    first = made.connect()
-    first.send(frames(event(1), event(2)))
-    made.settle()
+    first = sending(made, event(1), event(2))
     made.journal.commit()
     first.lose()
-    second = made.connect()
-    second.send(frames(event(2), event(3), b"no JSON", event(1)))
-    made.settle()
+    second = sending(made, event(2), event(3), b"no JSON", event(1))
     assert second.acks == []
     made.journal.commit()
     assert second.acks == [(2, 4)]
@@ -542,13 +532,9 @@ def test_window_with_some_repetitions_is_acknowledged_as_a_whole(dropping: Any) 
 
 def test_repetition_is_not_acknowledged_before_its_original_is_durable(dropping: Any) -> None:
     made = dropping(auto=False)
-    first = made.connect()
-    first.send(frames(event(1)))
-    made.settle()
+    first = sending(made, event(1))
     first.lose()
-    second = made.connect()
-    second.send(frames(event(1)))
-    made.settle()
+    second = sending(made, event(1))
     assert second.acks == []
     made.journal.commit()
     assert (second.acks, made.payloads) == ([(2, 1)], [event(1)])
@@ -567,22 +553,16 @@ def test_repetition_of_what_waits_for_room_is_stored_once(dropping: Any) -> None
     for peer in first, second:
         peer.lose()
     made.journal.enter(JournalState.WRITABLE, "room")
-    third = made.connect()
-    third.send(frames(event(1)))
-    made.settle()
+    third = sending(made, event(1))
     made.journal.commit()
     assert (third.acks, made.payloads) == ([(2, 1)], [event(1)])
 
 
-def test_end_of_the_log_is_searched_after_a_start(dropping: Any, server: Any) -> None:
+def test_end_of_the_log_is_searched_after_a_start(dropping: Any) -> None:
     made = dropping()
-    peer = made.connect()
-    peer.send(frames(event(1), b'{"message":"ok"}'))
-    made.settle()
+    peer = sending(made, event(1), b'{"message":"ok"}')
     restart(made, peer)
-    peer = made.connect(host="10.9.9.9")
-    peer.send(frames(event(1), b'{"message":"ok"}', event(2)))
-    made.settle()
+    peer = sending(made, event(1), b'{"message":"ok"}', event(2), host="10.9.9.9")
     assert made.payloads == [event(1), b'{"message":"ok"}', b'{"message":"ok"}', event(2)]
     assert peer.acks == [(2, 3)]
 
@@ -599,16 +579,13 @@ def test_writer_that_moves_to_another_listener_repeats_nothing(dropping: Any) ->
     other = made.connect()
     other.send(frames(*events[:3]))
     made.factory = first
-    half_open = made.connect()
-    half_open.send(frames(*events[2:]))
-    made.settle()
+    half_open = sending(made, *events[2:])
     assert (other.acks, half_open.acks, made.payloads) == ([(2, 3)], [(2, 2)], events)
 
 
 def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -> None:
     made = dropping(refused="close")
-    made.connect().send(frames(event(1)))
-    made.settle()
+    sending(made, event(1))
     made.connect().lose()
     made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "other"}]}))
     peer = made.connect()
@@ -617,25 +594,11 @@ def test_repetition_by_a_writer_that_may_not_publish_is_refused(dropping: Any) -
     assert (peer.acks, made.count("Forbidden"), made.count("resent-dropped")) == ([], 1, 0)
 
 
-def test_half_open_connection_and_its_successor_store_each_event_once(dropping: Any) -> None:
-    made = dropping()
-    first, events = made.connect(), [event(n) for n in range(4)]
-    first.send(frames(*events[:2]))
-    made.settle()
-    second = made.connect()
-    second.send(frames(*events))
-    first.send(frames(*events[2:]))
-    made.settle()
-    assert (first.acks, second.acks, made.payloads) == ([(2, 2), (2, 2)], [(2, 4)], events)
-
-
 def test_repetitions_are_dropped_in_the_streams_of_their_routes(dropping: Any) -> None:
     made = dropping(routes=routes("{service}"))
     events = [event(n, service="ab"[n % 2]) for n in range(6)]
     for sent in (events[:4], events):
-        peer = made.connect()
-        peer.send(frames(*sent))
-        made.settle()
+        peer = sending(made, *sent)
         assert peer.acks == [(2, len(sent))]
         peer.lose()
     assert [[record.payload for record in made.records_of(name)] for name in "ab"] == [events[::2], events[1::2]]
@@ -646,9 +609,7 @@ def test_window_with_dead_letters_and_repetitions_is_acknowledged(dropping: Any)
     made = dropping(rules=rules, refused="dead-letter")
     small, large = [event(n) for n in range(3)], event(9, message="x" * 500)
     for _ in range(2):
-        peer = made.connect()
-        peer.send(frames(small[0], large, *small[1:]))
-        made.settle()
+        peer = sending(made, small[0], large, *small[1:])
         assert peer.acks == [(2, 4)]
         peer.lose()
     assert made.payloads == small[:1] + small[1:]
@@ -659,9 +620,7 @@ def test_repetitions_are_dropped_by_default(server: Any) -> None:
     made = server()
     made.factory.doStart()
     for _ in range(2):
-        peer = made.connect()
-        peer.send(frames(event(1)))
-        made.settle()
+        peer = sending(made, event(1))
         peer.lose()
     assert (made.payloads, made.count("resent-dropped")) == ([event(1)], 1)
 
@@ -671,9 +630,7 @@ def test_allowed_events_of_a_window_with_a_forbidden_one_are_stored_once(droppin
     made.broker.guard.change(parse({"allow": [{"network": "0.0.0.0/0", "publish": "a"}]}))
     events = [event(n, service="b" if n == 2 else "a") for n in range(4)]
     for _ in range(3):
-        peer = made.connect()
-        peer.send(frames(*events))
-        made.settle()
+        peer = sending(made, *events)
         assert peer.acks == [(2, 4)]
         peer.lose()
     assert [record.payload for record in made.records_of("a")] == [events[n] for n in (0, 1, 3)]
@@ -695,13 +652,11 @@ def test_windows_of_a_whole_fleet_are_recognized_after_a_start_and_another(dropp
 
 def test_event_is_stored_if_only_another_stream_has_its_record(dropping: Any) -> None:
     made = dropping()
-    made.connect().send(frames(event(1)))
-    made.settle()
+    sending(made, event(1))
     settings = attrs.evolve(made.factory.settings, stream="other")
     made.factory = type(made.factory)(made.broker, settings, made.clock)
     made.factory.doStart()
-    made.connect().send(frames(event(1)))
-    made.settle()
+    sending(made, event(1))
     assert [len(made.records_of(name)) for name in ("lumberjack", "other")] == [1, 1]
 
 
@@ -728,8 +683,7 @@ def test_lost_events_are_remembered_for_ten_minutes(dropping: Any, seconds: floa
     peer.send(frames(event(1)))
     peer.lose()
     made.clock.advance(seconds)
-    made.connect().send(frames(event(1)))
-    made.settle()
+    sending(made, event(1))
     assert made.payloads == [event(1)] * copies
 
 

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable
 from struct import pack
 from typing import Any
 
 import pytest
-from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHalfCloseableProtocol, IHandshakeListener, ISSLTransport
-from twisted.python.failure import Failure
-from zope.interface import alsoProvides
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from zope.interface.verify import verifyObject
 
 from fyrehose import kernels
 from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import ConfigError
-from fyrehose.interfaces import JournalState
 from fyrehose.net.connections import READS
 from fyrehose.net.inflight import InFlight
-from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE
 from fyrehose.options import build
-from fyrehose.protocols.lumberjack.frames import Compressed, Data, Json, Window
+from fyrehose.protocols.lumberjack.frames import Data, Json, Window
 from fyrehose.protocols.lumberjack.server import KEEP_ALIVE, READ, SILENCE, LumberjackSettings
 from fyrehose.protocols.lumberjack.session import LumberjackLimits
 from fyrehose.records import Run
@@ -74,23 +68,6 @@ def test_the_stream_and_the_topic_are_options(server: Make) -> None:
     made.connect().send(announce(1) + doc(1, b'{"log":{"level":"warn"}}'))
     (run,) = made.journal.read("logs", 1, 1000)
     assert run.topic == "warn"
-
-
-def test_windows_of_different_topics_are_stored_by_topic(server: Make, window: Make) -> None:
-    made = server(auto=False)
-    peer = made.connect()
-    peer.send(window(2, topic="a") + window(1, topic="b"))
-    made.journal.commit()
-    assert [record.topic for record in made.records] == ["a", "a", "b"]
-    assert peer.acks == [(2, 2), (2, 1)]
-
-
-def test_windows_of_one_read_are_acknowledged_one_by_one(server: Make, window: Make) -> None:
-    made = server()
-    peer = made.connect()
-    peer.send(window(2) + announce(0) + window(3, compressed=True) + window(1))
-    made.settle()
-    assert peer.acks == [(2, 2), (2, 0), (2, 3), (2, 1)]
 
 
 # Keep-alives and partial acknowledgements
@@ -208,15 +185,6 @@ def test_stalled_window_is_idle_after_its_durable_events_are_acknowledged(server
     assert peer.acks == [(2, 1)], "durable events are acknowledged before closing"
 
 
-def test_stalled_frame_has_its_own_deadline(server: Make) -> None:
-    made = server(timeout=30.0)
-    peer = made.connect()
-    peer.send(announce(9) + doc(1)[:-1])
-    made.clock.pump([1] * 32)
-    assert peer.transport.disconnecting
-    assert made.count("frame-timeout") == 1
-
-
 def test_slow_frame_is_not_idle(server: Make) -> None:
     made = server(idle_timeout=60.0)
     peer = made.connect()
@@ -309,19 +277,6 @@ def test_forbidden_new_stream_closes_the_connection_without_an_acknowledgement(s
     assert again.acks == [(2, 3)], "a writer may publish as soon as the stream exists"
 
 
-@both
-def test_full_disk_closes_the_connection_without_an_acknowledgement(server: Make, window: Make, version: int) -> None:
-    made = server(auto=False)
-    peer = made.connect()
-    made.journal.enter(JournalState.READ_ONLY, "no room")
-    peer.send(window(2, version=version))
-    made.clock.advance(FULL_GRACE - 0.1)
-    assert not peer.transport.disconnecting
-    made.clock.advance(0.1)
-    assert peer.transport.disconnecting
-    assert peer.acks == []
-
-
 def test_lost_connection_releases_everything(server: Make, window: Make) -> None:
     made = server(auto=False)
     peer = made.connect()
@@ -372,28 +327,6 @@ def test_exception_in_a_session_aborts_only_its_connection(server: Make, window:
     assert other.acks == [(2, 5_000)]
     assert len(logged_errors.take()) == 1
     peer.lose()
-
-
-def test_writer_that_does_not_read_acknowledgements_is_aborted(server: Make) -> None:
-    """With a zero TCP window, reading is paused, and the connection is aborted after `timeout`."""
-    made = server(timeout=30.0)
-    peer = made.connect()
-    peer.protocol.pauseProducing()
-    assert not peer.transport.reads
-    peer.protocol.resumeProducing()
-    assert peer.transport.reads
-    peer.protocol.pauseProducing()
-    made.clock.advance(31)
-    assert peer.transport.aborted
-    assert made.count("stalled-peer") == 1
-
-
-def test_closed_connection_is_aborted_if_the_peer_keeps_it_open(server: Make) -> None:
-    made = server()
-    peer = made.connect()
-    peer.send(b"?")
-    made.clock.advance(CLOSE_TIMEOUT_S + 1)
-    assert peer.transport.aborted
 
 
 # Memory and turns
@@ -603,17 +536,6 @@ def test_uncompressed_writers_have_bounded_data_in_flight(
     assert made.broker.budget.used == 0
 
 
-def test_read_size_shrinks_with_the_number_of_connections(server: Make) -> None:
-    made = server(max_per_host=1000)
-    first = made.connect()
-    assert first.transport.bufferSize == READ
-    peers = [first, *(made.connect(port=1000 + n) for n in range(255))]
-    assert all(READS // 256 <= peer.transport.bufferSize <= 2 * READS // 256 for peer in peers)
-    for peer in peers[1:]:
-        peer.lose()
-    assert first.transport.bufferSize == READ
-
-
 def test_light_writers_do_not_wait_while_heavy_ones_saturate_the_disk(
     server: Make,
 ) -> None:
@@ -639,23 +561,6 @@ def test_light_writers_do_not_wait_while_heavy_ones_saturate_the_disk(
     assert light.acks == [(2, 1), (2, 2)]
     assert heavy.acks == [(2, 1)]
     assert all(peer.transport.reads for peer in (heavy, other, light))
-
-
-def test_frame_timeout_does_not_run_while_reading_is_paused(server: Make) -> None:
-    """A slow disk must not close the connection of an honest writer."""
-    made = server(auto=False, timeout=30.0)
-    peer = made.connect()
-    event = doc(1, b"x" * (8 << 20))
-    peer.send(announce(2) + event + event[:-1])
-    assert not peer.transport.reads
-    made.clock.pump([5.0] * 20)
-    assert not peer.transport.disconnecting
-    made.journal.commit()
-    made.clock.advance(29)
-    peer.send(event[-1:])
-    made.journal.commit()
-    assert peer.acks[-1] == (2, 1)
-    assert made.count("frame-timeout") == 0
 
 
 @both
@@ -687,58 +592,7 @@ def test_large_window_is_published_in_pieces_and_acknowledged_once(server: Make,
     assert made.broker.budget.used == 0
 
 
-def test_500_silent_peers_hold_only_the_bytes_that_they_sent(server: Make) -> None:
-    made = server(max_per_host=1000)
-    bomb = zlib.compress(doc(1, b" " * (16 << 20)) + doc(2, random.Random(1).randbytes(1 << 20)), 9)
-    for number in range(500):
-        peer = made.connect(host=f"10.0.{number >> 8}.{number & 255}")
-        peer.send(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb[:20_000])
-    made.settle()
-    held = sum(protocol.session.buffered for protocol in made.factory.connections)
-    assert held <= 500 * 21_000
-    honest = made.connect(host="10.1.1.1")
-    honest.send(announce(2) + b"2C" + pack(">I", len(bomb)) + bomb)
-    made.settle()
-    assert honest.acks == [(2, 2)]
-
-
 # TLS
-
-
-class TestTLS:
-    def connect(self, made: Any) -> Any:
-        peer = made.connect()
-        peer.lose()
-        transport = type(peer.transport)(peerAddress=peer.transport.getPeer())
-        alsoProvides(transport, ISSLTransport)
-        transport.getPeerCertificate = lambda: None
-        return made.connect(transport=transport)
-
-    def test_handshake_has_a_deadline(self, server: Make) -> None:
-        made = server(timeout=30.0)
-        peer = self.connect(made)
-        assert verifyObject(IHandshakeListener, peer.protocol)
-        made.clock.advance(10)
-        assert peer.transport.aborted
-        assert made.count("handshake-timeout") == 1
-
-    def test_handshake_in_time_keeps_the_connection(self, server: Make) -> None:
-        made = server()
-        peer = self.connect(made)
-        peer.protocol.handshakeCompleted()
-        made.clock.advance(11)
-        assert not peer.transport.aborted
-        peer.lose()
-        assert made.count("handshake-aborted") == 0
-
-    def test_failed_handshakes_are_counted_by_cause(self, server: Make) -> None:
-        made = server()
-        for reason, what in ((ConnectionDone(), "handshake-aborted"), (ValueError("no"), "handshake-failed")):
-            peer = self.connect(made)
-            peer.protocol.connectionLost(Failure(reason))
-            assert made.count(what) == 1
-        assert not made.factory.connections
-        assert not made.clock.getDelayedCalls()
 
 
 # Options
@@ -818,20 +672,6 @@ def test_event_beyond_the_limit_becomes_a_dead_letter_and_blocks_no_others(
     assert (peer.acks, made.payloads) == ([(2, 3)], [b"{}", b"{}"])
     assert (len(letter.payload), letter.topic) == (min(size, 1 << 20), f"PayloadTooLarge {size} lumberjack")
     assert made.broker.budget.used == 0
-
-
-@pytest.mark.slow
-def test_bomb_takes_turns_and_no_memory(server: Make) -> None:
-    made = server()
-    for inner, cause, count in (
-        (b"\0" * (8 << 20), "bad-version", 0),
-        (b"".join(map(doc, range(1, 1 << 17))), "", (1 << 17) - 1),
-    ):
-        peer = made.connect()
-        peer.send(announce((1 << 17) - 1) + Compressed(payload=zlib.compress(inner, 9)).serialize())
-        made.settle()
-        assert (len(peer.acks), len(made.payloads), made.broker.budget.used) == (int(not cause), count, 0)
-        assert peer.transport.disconnecting == bool(cause)
 
 
 @both
