@@ -86,7 +86,7 @@ class PubUnconfirmed(PublishError):
 
 
 class KeyRefused(FyrehoseError):
-    """The event bus does not accept the client's CURVE key, or has another key itself."""
+    """The event bus does not accept the client's CURVE key, has another key itself, or a weak one."""
 
 
 class BusConnection(ClientConnection):
@@ -124,6 +124,8 @@ class BusConnection(ClientConnection):
     def violation(self, error: RemoteProtocolError) -> Exception:
         if error.cause == "refused-by-peer":
             return KeyRefused("the server does not accept the client's key")
+        if error.cause == "weak-key":
+            return KeyRefused("the server's public key is weak; pass the one in the server's file NAME.key")
         if error.cause == "wrong-mechanism":
             return WrongProtocol("the server uses CURVE keys, or the client does and the server does not")
         return error if self.confirmed else wrong_protocol(self._beginning, error)

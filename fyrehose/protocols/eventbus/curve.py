@@ -179,7 +179,10 @@ class CurveClient(_Curve):
     def begin(self, metadata: bytes) -> bytes:
         self._sent += 1
         nonce = self._sent.to_bytes(8, "big")
-        box = crypto_box(bytes(64), b"CurveZMQHELLO---" + nonce, self._server, self._short)
+        try:
+            box = crypto_box(bytes(64), b"CurveZMQHELLO---" + nonce, self._server, self._short)
+        except (CryptoError, ValueError, TypeError, RuntimeError):  # libsodium refuses weak keys
+            raise RemoteProtocolError("weak-key", "CURVE: no box can be made with the server's public key") from None
         return command(b"HELLO", _VERSION + bytes(72) + crypto_scalarmult_base(self._short) + nonce + box)
 
     def answer(self, name: bytes, data: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:

@@ -121,7 +121,10 @@ class Mechanism(Protocol):
     key: bytes | None
 
     def begin(self, metadata: bytes) -> bytes:
-        """Return the first command of this side; empty if the peer begins."""
+        """Return the first command of this side; empty if the peer begins.
+
+        :raises RemoteProtocolError: no command can be made for the peer, because its key is weak
+        """
 
     def answer(self, name: bytes, data: bytes, metadata: bytes) -> tuple[bytes, bytes | None]:
         """Handle a command of the peer.

@@ -266,6 +266,13 @@ def test_client_whose_key_is_refused_says_so_and_tries_again(make_bus: Any) -> N
     assert not bus.connecting.called
 
 
+def test_weak_key_of_the_server_is_the_problem(make_bus: Any) -> None:
+    bus = make_bus(mechanism=lambda: CurveServer(*attrs.astuple(new_keys()), None), server_key=bytes(32))
+    bus.snapshot.accept()
+    bus.snapshot.cut()
+    assert bus.client.problem.startswith("the server's public key is weak")
+
+
 def test_client_synchronizes_once_its_subscriptions_are_handled(make_bus: Any) -> None:
     bus = make_bus(after=0)
     bus.snapshot.accept()
