@@ -66,6 +66,14 @@ def requests(one: EventBusClientSession) -> list[tuple[ServerPort, int]]:
     ]
 
 
+def asking(**options: Any) -> EventBusClientSession:
+    """Return a session that has sent its first SYNCSTART."""
+    one = session(**options)
+    one.connected(0)
+    requests(one)
+    return one
+
+
 def ready(**options: Any) -> EventBusClientSession:
     """Return a session that has synchronized with an empty stream."""
     one = session(**options)
@@ -89,12 +97,6 @@ class TestTheStart:
         assert sequences(one.receive_broadcasts([broadcast(5)], 0)) == [5]
         assert one.position == 5
 
-    def test_broadcasts_wait_for_the_snapshot(self) -> None:
-        one = session(after=0, subtrees=("/a/",))
-        assert one.receive_broadcasts([broadcast(9)], 0) == []
-        one.connected(0)
-        assert sequences(one.receive_syncs([sync(2), end(2, b"/a/")], 0)) == [2, 9]
-
     def test_session_without_a_position_checks_the_server_and_delivers_new_events(self) -> None:
         one = session()
         one.connected(0)
@@ -114,9 +116,7 @@ class TestTheStart:
 
     @pytest.mark.parametrize("subtrees", [(), ("/a/",)])
     def test_events_in_a_broadcast_and_a_snapshot_are_delivered_once(self, subtrees: tuple[str, ...]) -> None:
-        one = session(after=0, subtrees=subtrees)
-        one.connected(0)
-        requests(one)
+        one = asking(after=0, subtrees=subtrees)
         one.receive_broadcasts([broadcast(2), broadcast(3)], 0)
         assert sequences(
             one.receive_syncs([sync(1), sync(2), sync(3), end(3, b";".join(map(str.encode, subtrees)))], 0)
@@ -124,9 +124,7 @@ class TestTheStart:
         assert requests(one) == []
 
     def test_start_with_new_events_and_a_gap_before_the_first_answer(self) -> None:
-        one = session()
-        one.connected(0)
-        requests(one)
+        one = asking()
         assert one.receive_broadcasts([broadcast(7), broadcast(9)], 0) == []
         assert sequences(one.receive_syncs([end(2**48 - 1)], 0)) == [7]
         assert requests(one) == [(ServerPort.SNAPSHOT, 7)]
@@ -165,13 +163,6 @@ class TestTheStart:
 
 
 class TestGaps:
-    def test_gap_is_requested_and_events_stay_in_order(self) -> None:
-        one = ready(after=0)
-        assert sequences(one.receive_broadcasts([broadcast(1), broadcast(4), broadcast(5)], 1)) == [1]
-        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
-        assert sequences(one.receive_syncs([sync(2), sync(3), sync(4), sync(5), end(5)], 1)) == [2, 3, 4, 5]
-        assert sequences(one.receive_broadcasts([broadcast(5), broadcast(6)], 1)) == []
-
     def test_records_that_the_server_does_not_send_again_are_reported_as_lost(self) -> None:
         one = ready(after=0)
         one.receive_broadcasts([broadcast(1), broadcast(9)], 1)
@@ -207,9 +198,7 @@ class TestGaps:
         assert events[-1] == Synchronised(position=4)
 
     def test_gap_after_a_request_needs_another_request(self) -> None:
-        one = session(after=0)
-        one.connected(0)
-        requests(one)
+        one = asking(after=0)
         one.receive_broadcasts([broadcast(3), broadcast(4), broadcast(5)], 0)
         assert sequences(one.receive_syncs([sync(1), end(1)], 0)) == [1]
         assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
@@ -251,9 +240,7 @@ class TestGaps:
         assert sequences(one.receive_broadcasts([broadcast(1, b"/b/"), broadcast(2, b"/a/b/")], 1)) == [2]
 
     def test_dropped_held_broadcasts_are_requested_again(self) -> None:
-        one = session(after=0)
-        one.connected(0)
-        requests(one)
+        one = asking(after=0)
         one.receive_broadcasts([broadcast(seq, data=bytes(1 << 20)) for seq in range(1, 40)], 0)
         assert one._held_bytes <= 16 << 20
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, 17))
@@ -263,9 +250,7 @@ class TestGaps:
         assert requests(one) == [(ServerPort.SNAPSHOT, 55)], "there is as much room as before"
 
     def test_broadcasts_beyond_the_limit_of_held_ones_are_requested_again(self) -> None:
-        one = session(after=0)
-        one.connected(0)
-        requests(one)
+        one = asking(after=0)
         one.receive_broadcasts([broadcast(seq) for seq in range(1, MOST_HELD + 3)], 0)
         assert sequences(one.receive_syncs([end(0)], 0)) == list(range(1, MOST_HELD + 1))
         assert requests(one) == [(ServerPort.SNAPSHOT, MOST_HELD)]
@@ -331,9 +316,7 @@ class TestTime:
         assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
 
     def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
-        one = session(after=0, answer=10)
-        one.connected(0)
-        requests(one)
+        one = asking(after=0, answer=10)
         one.receive_syncs([sync(1)], 5)
         assert one.tick(14) == []
         assert one.tick(15) == [SyncUnanswered()]
@@ -356,11 +339,6 @@ class TestTime:
         assert one.next_due() == 24
         assert one.tick(23) == []
         assert one.tick(24) == [SyncUnanswered()]
-
-    def test_resume_requests_on_a_new_connection(self) -> None:
-        one = ready(after=0)
-        one.resumed(100)
-        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
 
 
 class TestAnotherJournal:
@@ -404,9 +382,7 @@ class TestAnotherJournal:
         assert one.receive_broadcasts([broadcast(1)], 101) != [Restarted(end=1)], (
             "the broadcast may have waited in the socket"
         )
-        one = session(after=5)
-        one.connected(0)
-        requests(one)
+        one = asking(after=5)
         one.receive_syncs([end(5)], 0)
         assert one.receive_broadcasts([broadcast(2)], 1) == [Restarted(end=2)]
 
@@ -434,16 +410,6 @@ class TestPublishing:
         assert len(one.pubs) == 1
         assert one.receive_broadcasts([broadcast(9, uuid=b"1")], 1) == [PubConfirmed(handle="handle", sequence=9)]
         assert len(one.pubs) == 0
-
-    def test_unconfirmed_event_is_resent_and_given_up(self) -> None:
-        one = ready(subscribe=False, confirm=5, retries=1, quiet=1_000)
-        one.publish(pub(b"1"), "handle", 0)
-        first = one.data_to_send()
-        assert one.next_due() == 5
-        assert one.tick(5) == []
-        assert one.data_to_send() == first
-        assert one.tick(10) == [PubTimedOut(handle="handle")]
-        assert one.data_to_send() == []
 
     def test_subscriber_synchronizes_before_it_resends(self) -> None:
         one = ready(after=0, confirm=5)
@@ -484,11 +450,6 @@ class TestPublishing:
         assert PubConfirmed(handle="stored", sequence=1) in events
         assert one.data_to_send() == [other], "and not the one that was never sent"
         assert stored != other
-
-    def test_abandon_leaves_events_unconfirmed(self) -> None:
-        one = ready(subscribe=False)
-        one.publish(pub(b"1"), "handle", 0)
-        assert one.pubs.abandon() == [PubTimedOut(handle="handle")]
 
 
 def test_options_have_the_documented_defaults() -> None:

@@ -134,10 +134,6 @@ def test_a_topic_is_looked_up_once_for_a_delivery() -> None:
     assert Counting.asked == [b"/a/", b"/b/"]
 
 
-def test_overlapping_prefixes_send_an_event_once() -> None:
-    assert len(sent(numbered(b"/a/b/"), encoder(b"/a/", b"/a/b/", b""))) == 1
-
-
 def test_head_precedes_each_event() -> None:
     (frames,) = sent(numbered(b"/a/"), encoder(head=encode((b"SYNC",), more=True)))
     assert (frames[:2], len(frames)) == ([b"SYNC", b"/a/"], 7)
@@ -175,11 +171,6 @@ def test_records_of_other_protocols_are_sent_as_msgpack_bytes() -> None:
     assert first.data == b'\xc4\x08{"a": 1}'
     assert second.data == b"\xc4\x00"
     assert first.uuid != second.uuid
-
-
-def test_run_without_a_topic_has_an_empty_topic() -> None:
-    run = Run.of("s", [b"x"], source="figg").numbered(1, 1)
-    assert sent([run], encoder())[0][0] == b""
 
 
 @pytest.mark.parametrize(

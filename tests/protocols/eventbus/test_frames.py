@@ -154,7 +154,7 @@ class TestSubtrees:
             (b"/\xff/", "bad-subtree"),
             (b"/" + b"a" * 254 + b"/", "subtree-too-long"),
             (b";".join([b"/a/"] * 65), "too-many-subtrees"),
-            (b";".join([b"/a/"] * 10_000), "too-many-subtrees"),
+            (b";".join([b"/"] * 10_000), "too-many-subtrees"),
             (b"/" * (1 << 20), "too-many-subtrees"),
         ],
     )
@@ -167,8 +167,6 @@ class TestSubtrees:
         """Threat: 10,000 subtrees in one request."""
         longest = b"/" + b"a" * 253 + b"/"
         assert len(Subtrees.parse(b";".join([longest] * MAX_SUBTREES)).prefixes) == 64
-        with pytest.raises(RemoteProtocolError, match="too-many-subtrees"):
-            Subtrees.parse(b";".join([b"/"] * 10_000))
 
     def test_reference_syntax_accepts_commas_and_prefixes(self) -> None:
         subtrees = Subtrees.parse(b"/a/,plain;/b", lenient=True)
@@ -190,21 +188,21 @@ class TestSubtrees:
 class TestWrongFrames:
     """Wrong frame count or order; huge frames; bad UTF-8."""
 
-    @pytest.mark.parametrize("parse", [Pub.parse, Broadcast.parse, check_event])
-    def test_an_event_has_6_frames(self, parse: Any) -> None:
-        for count in [n for n in range(65) if n != 6]:
+    @pytest.mark.parametrize(
+        ("parse", "first", "right"),
+        [
+            (Pub.parse, b"x", {6}),
+            (Broadcast.parse, b"x", {6}),
+            (check_event, b"x", {6}),
+            (SyncStart.parse, b"SYNCSTART", {2, 3}),
+            (SyncEnd.parse, b"SYNCEND", {3}),
+        ],
+        ids=["PUB", "BROADCAST", "event", "SYNCSTART", "SYNCEND"],
+    )
+    def test_another_number_of_frames_is_refused(self, parse: Any, first: bytes, right: set[int]) -> None:
+        for count in {*range(65)} - right:
             with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
-                parse([b"x"] * count)
-
-    def test_syncstart_has_3_frames(self) -> None:
-        for count in [n for n in range(65) if n not in (2, 3)]:
-            with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
-                SyncStart.parse([b"SYNCSTART", *[b""] * 64][:count])
-
-    def test_syncend_has_3_frames(self) -> None:
-        for count in [n for n in range(65) if n != 3]:
-            with pytest.raises(RemoteProtocolError, match="wrong-frame-count"):
-                SyncEnd.parse([b"SYNCEND", *[b""] * 64][:count])
+                parse([first, *[b""] * 64][:count])
 
     def test_syncstart_without_sequence_is_from_the_start(self) -> None:
         assert SyncStart.parse([b"SYNCSTART", b"/a/"]) == SyncStart.parse([b"SYNCSTART", b"/a/", b""])

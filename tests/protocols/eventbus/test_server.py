@@ -260,11 +260,6 @@ class TestSnapshots:
         asking.say([b"SYNCSTART", spec, binary(since)])
         assert asking.hear() == [[b"SYNCEND", spec, binary(end)]]
 
-    def test_empty_stream_is_answered(self) -> None:
-        asking = make_world().snapshot()
-        asking.say([b"SYNCSTART", b"", b"0"])
-        assert asking.hear() == [[b"SYNCEND", b"", b"0"]]
-
     def test_stream_whose_records_are_all_deleted_is_answered(self) -> None:
         world = make_world()
         world.publish(3)

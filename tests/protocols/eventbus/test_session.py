@@ -15,7 +15,6 @@ from fyrehose.protocols.eventbus.session import (
     MAX_PREFIX,
     MAX_PREFIXES,
     MAX_RUN,
-    BusMessage,
     CollectorSession,
     DealerSession,
     Ponged,
@@ -307,11 +306,6 @@ class TestClient:
         client.send_ping(0)
         assert server.receive_data(b"".join(client.data_to_send())) == [PrefixChanged(b"/a/", True)]
         assert client.receive_data(b"".join(server.data_to_send())) == [Ponged()]
-
-    def test_messages_are_passed_on(self) -> None:
-        server, client = joined(SnapshotSession(Null(), Dialect.BINARY), DealerSession())
-        server.send([b"SYNCEND", b"", b"0"])
-        assert client.receive_data(b"".join(server.data_to_send())) == [BusMessage([b"SYNCEND", b"", b"0"])]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 2)), max_size=40), st.integers(1, 400))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -191,10 +190,6 @@ def shown(events: list[Any]) -> list[Any]:
     return [str(event.error) if isinstance(event, MessageRefused) else event for event in events]
 
 
-def test_messages_beyond_a_limit_are_skipped_and_nothing_else() -> None:
-    assert shown(every(linked(), MESSAGES)) == EVENTS
-
-
 WIRE = GREETING + READY + MESSAGES
 
 
@@ -203,13 +198,6 @@ def test_every_chunking_gives_the_same_events() -> None:
         session = Router()
         assert shown(feed(session, chunks)) == [LINKED, *EVENTS]
         assert session.expected == session.buffered == 0
-
-
-@given(st.lists(st.integers(1, len(WIRE) - 1), max_size=40))
-def test_random_chunking_gives_the_same_events(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(WIRE)]
-    chunks = [WIRE[begin:end] for begin, end in pairwise(places)]
-    assert shown(feed(Router(), chunks)) == [LINKED, *EVENTS]
 
 
 def test_a_skipped_frame_takes_no_memory() -> None:
