@@ -99,21 +99,6 @@ def test_the_oldest_keys_are_forgotten_first() -> None:
     assert publish_once(broker, [draft(b"x")], "a").result == 4
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_flood_of_keys_of_one_address_leaves_the_keys_of_others(restart: bool) -> None:
-    journal = MemoryJournal()
-    broker = make(journal, most_keys=100)
-    honest, flood = (broker.identified(Identity(host=host)) for host in ("10.0.0.1", "10.0.0.2"))
-    firsts = [publish_once(honest, [draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
-    for number in range(500):
-        publish_once(flood, [draft(b"x")], str(number))
-    if restart:
-        honest = make(journal, most_keys=100).identified(Identity(host="10.0.0.1"))
-    again = [publish_once(honest, [draft(b"%d" % number)], f"order-{number}").result for number in range(30)]
-    assert again == firsts
-    assert journal.bounds("s") == (1, 530)
-
-
 def test_keys_and_subscriptions_do_not_take_memory_from_each_other() -> None:
     broker = make(budget=InFlight(limit=1 << 20))
     assert broker.budget.keep(broker.budget.limit // 2), "as subscriptions do"

@@ -12,9 +12,8 @@ from twisted.internet.task import Clock
 
 from fyrehose.broker import Broker, Sequencer
 from fyrehose.broker.peer import publisher_for
-from fyrehose.broker.policy import Policy
 from fyrehose.broker.publisher import RUN_OVERHEAD
-from fyrehose.errors import Forbidden, KeyReused, OutcomeUnknown, PayloadTooLarge, ReadOnly
+from fyrehose.errors import KeyReused, OutcomeUnknown, PayloadTooLarge, ReadOnly
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.net.inflight import Account
@@ -98,15 +97,6 @@ def test_a_refused_publish_leaves_no_stream_and_no_charge() -> None:
     with pytest.raises(PayloadTooLarge):
         bench.publisher().publish([draft(stream="new"), draft(b"xx", "small")])
     assert (bench.broker.largest, bench.account.held, bench.settled) == ({}, 0, [])
-
-
-def test_a_policy_that_changes_is_applied_to_the_next_publish() -> None:
-    bench = Bench()
-    publisher = bench.publisher()
-    publisher.publish([draft()])
-    bench.broker.guard.change(Policy(()))
-    with pytest.raises(Forbidden):
-        publisher.publish([draft()])
 
 
 def test_repetition_of_a_key_is_settled_with_the_first_and_charged_meanwhile() -> None:
