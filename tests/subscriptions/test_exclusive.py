@@ -20,10 +20,9 @@ from fyrehose.errors import (
 )
 from fyrehose.interfaces import FileLag, JournalState
 from fyrehose.records import Run
-from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
 from fyrehose.subscriptions.table import CHECK
-from fyrehose.testing import MemoryJournal
+from tests.subscriptions.worlds import World, refusal
 
 
 class Consumer:
@@ -32,31 +31,6 @@ class Consumer:
 
     def displaced(self, reason: Exception) -> None:
         self.reasons.append(reason)
-
-
-class World:
-    """A broker whose stream "s" has ten records; the subscription "n" reads it."""
-
-    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
-        self.journal = journal or MemoryJournal()
-        self.clock = Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
-        self.broker.open()
-        self.table, self.named = self.broker.table, self.broker.named
-        if journal is None:
-            self.publish(10)
-
-    def publish(self, count: int, stream: str = "s") -> None:
-        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
-
-    def open(self, name: str = "n", stream: str = "s", after: int | None = 0) -> ExclusiveSubscription:
-        opened: list[ExclusiveSubscription] = []
-        self.named.open(name, stream, after).addCallback(opened.append)
-        return opened[0]
-
-    def restarted(self) -> World:
-        self.table.close()
-        return World(self.journal)
 
 
 def create(world: World, name: str, host: str) -> Any:
@@ -72,23 +46,9 @@ def test_a_closed_broker_checks_nothing_any_more() -> None:
     assert not world.clock.getDelayedCalls()
 
 
-def refusal(call: Any) -> Exception:
-    failures: list[Any] = []
-    call.addErrback(failures.append)
-    assert failures, "it should have been refused"
-    error: Exception = failures[0].value
-    return error
-
-
 @pytest.mark.parametrize(("after", "begin"), [(0, 0), (4, 4), (None, 10), (99, 0)])
 def test_a_new_subscription_begins_where_the_peer_says(after: int | None, begin: int) -> None:
     assert World().open(after=after).seq == begin
-
-
-def test_a_subscription_that_exists_keeps_its_position() -> None:
-    world = World()
-    world.named.acknowledge(world.open(), 3)
-    assert world.open(after=7).seq == 3
 
 
 def test_positions_and_deletions_survive_a_restart() -> None:
@@ -124,11 +84,6 @@ def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
     assert named.seq == 0
 
 
-def test_rewinding_without_a_number_skips_to_the_end() -> None:
-    world = World()
-    assert world.named.rewind(world.open(), None).result.seq == 10
-
-
 def test_a_second_consumer_is_refused() -> None:
     world = World()
     named, first = world.open(), Consumer()
@@ -146,16 +101,6 @@ def test_a_subscription_belongs_to_one_stream() -> None:
     world = World()
     world.open()
     assert isinstance(refusal(world.named.open("n", "other", 0)), SubscriptionConflict)
-
-
-def test_two_peers_may_create_a_subscription_at_once_but_not_of_two_streams() -> None:
-    world = World()
-    world.journal.auto = False
-    opened = [world.named.open("n", stream, 0) for stream in ("s", "s", "other")]
-    world.journal.commit()
-    world.journal.commit()
-    assert opened[0].result is opened[1].result
-    assert isinstance(refusal(opened[2]), SubscriptionConflict)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a b", ".a", "a/b", "a.new", "ä"])

@@ -9,13 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.quotas import ENTRY, PLACE
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import (
     Forbidden,
     InvalidPattern,
@@ -25,37 +22,19 @@ from fyrehose.errors import (
 )
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
-from fyrehose.records import Run
-from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
 from fyrehose.subscriptions.table import CHECK
-from fyrehose.testing import MemoryJournal
+from tests.subscriptions import worlds
+from tests.subscriptions.worlds import refusal
 
 
-class World:
+class World(worlds.World):
     """A broker with ten records in each of "logs.a", "logs.b" and "other"."""
 
-    def __init__(self, journal: MemoryJournal | None = None, **settings: Any) -> None:
-        self.journal = journal or MemoryJournal()
-        self.clock = Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer(), **settings)
-        self.broker.open()
-        self.table, self.named = self.broker.table, self.broker.named
-        if journal is None:
-            for stream in ("logs.a", "logs.b", "other"):
-                self.publish(10, stream)
+    streams = ("logs.a", "logs.b", "other")
 
-    def publish(self, count: int, stream: str) -> None:
-        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
-
-    def open(self, after: int | None = 0, pattern: str = "logs.*", name: str = "n") -> ExclusiveSubscription:
-        opened: list[ExclusiveSubscription] = []
-        self.named.open(name, pattern, after, pattern=True).addCallback(opened.append)
-        return opened[0]
-
-    def restarted(self) -> World:
-        self.table.close()
-        return World(self.journal)
+    def open(self, after: int | None = 0, pattern: str = "logs.*", name: str = "n") -> Any:  # type: ignore[override]
+        return super().open(name, pattern, after, pattern=True)
 
 
 def create(world: World, name: str, pattern: str, floors: dict[str, int], host: str = "") -> Any:
@@ -67,14 +46,6 @@ def create(world: World, name: str, pattern: str, floors: dict[str, int], host: 
 def create_single(world: World, name: str, host: str) -> Any:
     options = SubscriptionOptions(stream="other", ack="all", creator=Creator(host=host))
     return world.table.create(name, options)
-
-
-def refusal(call: Any) -> Exception:
-    failures: list[Any] = []
-    call.addErrback(failures.append)
-    assert failures, "it should have been refused"
-    error: Exception = failures[0].value
-    return error
 
 
 @pytest.mark.parametrize(("after", "begin"), [(0, 0), (4, 4), (None, 10), (99, 10)])
@@ -113,16 +84,6 @@ def test_a_change_holds_only_the_numbers_that_moved() -> None:
     world.named.acknowledge(named, {"logs.b": 6})
     last = world.journal.read(STREAM, world.journal.bounds(STREAM)[1], 1)[0]
     assert b'"stream":"logs.b","final":[6]' in bytes(last.payload)
-
-
-def test_a_position_is_refused_that_the_streams_cannot_have() -> None:
-    world = World()
-    named = world.open()
-    assert "ends at 10" in str(refusal(world.named.acknowledge(named, {"logs.a": 11})))
-    assert "is not one of" in str(refusal(world.named.acknowledge(named, {"other": 1})))
-    assert "for each stream" in str(refusal(world.named.acknowledge(named, 3)))
-    assert "for each stream" in str(refusal(world.named.rewind(named, 3)))
-    assert named.places == {"logs.a": 0, "logs.b": 0}
 
 
 def test_rewinding_sets_the_positions_of_all_streams_or_of_named_ones() -> None:

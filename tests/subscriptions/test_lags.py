@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.task import Clock
-
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.turns import SteppedWork
-from fyrehose.records import Run
 from fyrehose.subscriptions.description import describe
-from fyrehose.subscriptions.exclusive import ExclusiveSubscription
 from fyrehose.subscriptions.lags import LOOKS
 from fyrehose.subscriptions.table import CHECK
-from fyrehose.testing import MemoryJournal
+from tests.subscriptions import worlds
 
 
-class World:
+class World(worlds.World):
     """A broker with ten records in each of two streams, at second 1; it is second 5."""
 
+    streams = ("logs.a", "logs.b")
+
     def __init__(self) -> None:
-        self.journal, self.clock = MemoryJournal(), Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer())
-        self.broker.open()
-        self.table, self.named = self.broker.table, self.broker.named
+        super().__init__()
         self.table.now = lambda: 5_000_000
-        for stream in ("logs.a", "logs.b"):
-            self.publish(10, stream)
-
-    def publish(self, count: int, stream: str) -> None:
-        self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
-
-    def open(self, stream: str, pattern: bool = False) -> ExclusiveSubscription:
-        opened: list[ExclusiveSubscription] = []
-        self.named.open("n", stream, 0, pattern).addCallback(opened.append)
-        return opened[0]
 
 
 def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
     world = World()
-    named = world.open("logs.a")
+    named = world.open(stream="logs.a")
     assert world.table.lags.of(named) == (10, None)
     world.clock.advance(CHECK)
     assert world.table.lags.of(named) == (10, 4.0)
@@ -51,7 +34,7 @@ def test_lag_counts_records_and_the_age_of_the_oldest() -> None:
 
 def test_records_that_retention_deleted_are_no_lag_and_have_no_age() -> None:
     world = World()
-    named = world.open("logs.a")
+    named = world.open(stream="logs.a")
     world.clock.advance(CHECK)
     world.journal.now = lambda: 4_000_000
     world.publish(5, "logs.a")
@@ -65,7 +48,7 @@ def test_records_that_retention_deleted_are_no_lag_and_have_no_age() -> None:
 
 def test_the_lag_of_a_pattern_is_the_sum_and_the_largest_age() -> None:
     world = World()
-    named = world.open("logs.*", pattern=True)
+    named = world.open(stream="logs.*", pattern=True)
     assert world.table.lags.of(named) == (20, None)
     world.clock.advance(CHECK)
     assert world.table.lags.of(named) == (20, 4.0)
@@ -83,7 +66,7 @@ def test_one_check_reads_a_limited_number_of_streams_and_the_next_continues() ->
     world = World()
     for number in range(LOOKS):
         world.publish(1, f"logs.{number}")
-    named = world.open("logs.*", pattern=True)
+    named = world.open(stream="logs.*", pattern=True)
     world.clock.advance(CHECK)
     assert len(named.oldest) == LOOKS
     world.clock.advance(CHECK)
@@ -92,7 +75,7 @@ def test_one_check_reads_a_limited_number_of_streams_and_the_next_continues() ->
 
 def test_age_of_the_oldest_record_is_dropped_when_everything_is_acknowledged() -> None:
     world = World()
-    named = world.open("logs.*", pattern=True)
+    named = world.open(stream="logs.*", pattern=True)
     world.clock.advance(CHECK)
     world.named.acknowledge(named, {"logs.a": 10, "logs.b": 10})
     world.clock.advance(CHECK)

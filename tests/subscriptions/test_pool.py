@@ -109,16 +109,6 @@ def test_settling_raises_the_highest_leasable_number_in_the_same_append() -> Non
     assert (world.lane.durable_floor, world.lease(9)) == (2, [5])
 
 
-def test_a_settled_record_cannot_be_settled_again_and_its_lease_does_not_end() -> None:
-    world = World()
-    world.lease()
-    world.act("done", 1)
-    world.now = 20.0
-    world.tick()
-    assert len(world.waiting) == 1
-    assert world.act("done", 1) == ["final"]
-
-
 def test_a_change_that_is_refused_changes_nothing() -> None:
     world = World()
     world.lease(4)
@@ -132,15 +122,6 @@ def test_a_change_that_is_refused_changes_nothing() -> None:
     world.tick()
     world.commit()
     assert (world.pool.leased, world.ended(1)) == (0, (1, 1))
-
-
-def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> None:
-    world = World()
-    world.lease(2)
-    world.act("failed", 1, delay=0.0)
-    assert world.pool.lease("x", None, 1) == []
-    world.commit()
-    assert numbers(world.pool.lease("x", None, 1)) == [1]
 
 
 def test_only_the_token_of_the_last_lease_settles_a_record() -> None:

@@ -71,14 +71,6 @@ def test_leasing_needs_the_right_to_subscribe_too() -> None:
     assert len(sharing_of(broker, "10.0.0.1").lease(shared, "w", None, 1, 0).result) == 1
 
 
-def test_a_peer_without_the_right_to_consume_sees_nothing() -> None:
-    broker = make()
-    with pytest.raises(Forbidden):
-        sharing_of(broker, "10.0.0.2").find("work")
-    assert list(sharing_of(broker, "10.0.0.2").listed()) == []
-    assert [each["name"] for each in sharing_of(broker, "10.0.0.1").listed()] == ["work"]
-
-
 def test_results_need_the_right_to_publish() -> None:
     broker = make()
     sharing = sharing_of(broker, "10.0.0.1")
@@ -98,23 +90,9 @@ def test_position_beyond_the_end_of_the_stream_is_refused() -> None:
 
 
 def test_a_stream_of_dead_letters_is_never_one_of_the_servers_own() -> None:
-    for dead in (".subscriptions", ".subscriptions"):
+    for dead in (".subscriptions", ".published"):
         created = make().named.create("x", SubscriptionOptions(stream="logs.a", dead=dead), 1)
         assert failed(created, SubscriptionConflict)
-
-
-def test_a_request_that_waits_for_records_ends_when_the_policy_takes_the_right_away() -> None:
-    broker = make()
-    sharing = sharing_of(broker, "10.0.0.1")
-    shared = sharing.find("work")
-    answered = sharing.lease(shared, "w", None, 1, 30)
-    waiting, other = sharing.lease(shared, "w", None, 1, 30), broker.named.lease(shared, "server", None, 1, 30)
-    assert (answered.called, waiting.called) == (True, False)
-    rules = {"network": "10.0.0.1", "subscribe": "*"}
-    assert broker.guard.change(parse({"allow": [rules]})).result == 1
-    assert failed(waiting, Forbidden)
-    broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    assert [part.run.first_seq for part in other.result] == [2]
 
 
 def test_a_request_that_waits_for_records_ends_with_the_signed_token(tmp_path: Path) -> None:

@@ -564,15 +564,6 @@ def test_a_request_rejects_what_one_turn_can_copy_and_refuses_the_rest_for_later
     assert (outcome.refused, world.journal.bounds("dead")[1]) == ([], 4)
 
 
-def test_the_records_of_a_dead_worker_are_released() -> None:
-    world = World()
-    shared = world.create()
-    world.lease(shared, 3, "dead worker")
-    world.lease(shared, 1, "other")
-    assert shared.release("dead worker").result == 3
-    assert seqs(world.lease(shared, 9, "other")) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
-
-
 @pytest.mark.parametrize("stops", [0, 1, 2], ids=["killed", "stopped", "stopped-twice"])
 def test_after_a_start_only_what_may_have_been_leased_waits(stops: int) -> None:
     world = World()
@@ -592,18 +583,6 @@ def test_after_a_start_only_what_may_have_been_leased_waits(stops: int) -> None:
     again.clock.advance(15)
     assert not shared.pool.holds
     assert seqs(again.lease(shared, 20)) == ([] if stops else [4])
-
-
-def test_the_state_is_the_same_after_a_restart() -> None:
-    world = World()
-    shared = world.create()
-    (found,) = world.lease(shared, 4).result
-    world.settle(shared, [LeasedRun(attrs.evolve(found.lease, first=2, last=3), found.run)])
-    world.table.close()
-    again = World(world.journal).table.entries["work"]
-    lane = again.pool.lanes["s"]
-    assert (lane.progress.counts["settled"], lane.progress.final.above(), again.pool.before) == (2, [(2, 3)], 1)
-    assert lane.progress.reach == shared.pool.lanes["s"].progress.reach == 4
 
 
 def test_what_waits_for_its_workers_after_a_start_is_shown_with_the_time_until_then() -> None:
@@ -633,14 +612,6 @@ def test_a_stream_created_during_the_creation_of_a_pattern_subscription_joins_it
     world.journal.auto = True
     world.journal.commit()
     assert seqs(world.lease(world.table.find("work"))) == [1]
-
-
-def test_a_pattern_without_streams_is_rewound() -> None:
-    world = World()
-    shared = world.table.create("work", SubscriptionOptions(stream="logs.*", pattern=True)).result
-    assert failure(shared.rewind({})) is None
-    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    assert seqs(world.lease(shared)) == [1]
 
 
 def test_records_settled_in_the_commit_of_a_rewind_are_counted() -> None:
