@@ -49,6 +49,7 @@ def test_random_additions_agree_with_a_set_of_single_numbers(seed: int) -> None:
         known |= added
         assert {number for number in range(1, 60) if number in numbers} == known
         assert numbers.highest == max(known, default=0)
+        assert numbers.floor == next(number for number in range(60) if number + 1 not in known)
         at = dice.randint(1, 50)
         missing = [number for low, high in numbers.gaps(at, 50) for number in range(low, high + 1)]
         assert missing == [number for number in range(at, 51) if number not in known]

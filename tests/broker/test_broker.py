@@ -67,6 +67,16 @@ def test_numbers_continue_behind_what_waits_for_room() -> None:
     assert (first.result, again.result) == ((1,), (2,))
 
 
+def test_restriction_of_a_stream_holds_for_every_listener() -> None:
+    broker, journal, _ = make()
+    broker.restrict("s", 3)
+    failure = []
+    broker.publish(drafts(b"abc", b"abcd")).addErrback(failure.append)
+    assert failure[0].check(PayloadTooLarge)
+    assert broker.publish(drafts(b"abc", b"abc")).result == (1,)
+    assert journal.bounds("s") == (1, 2)
+
+
 def refused(deferred) -> Exception:  # type: ignore[no-untyped-def]
     failures: list = []  # type: ignore[type-arg]
     deferred.addErrback(failures.append)

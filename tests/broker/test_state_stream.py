@@ -247,13 +247,6 @@ def test_a_checkpoint_is_written_when_the_records_behind_it_exceed_its_size_four
     assert (world.stream.checkpoint, world.replayed()[0]) == (130, 126)
 
 
-def test_a_checkpoint_is_written_when_retention_needs_the_segment_of_the_last_one() -> None:
-    world = World()
-    world.add(1)
-    world.stream.maintain(must_move=True)
-    assert world.stream.checkpoint == 2
-
-
 def test_one_checkpoint_is_written_at_a_time() -> None:
     world = World(MemoryJournal(auto=False))
     world.stream.maintain(must_move=True)

@@ -34,24 +34,6 @@ from fyrehose.subscriptions.progress import (
 OPTIONS = SubscriptionOptions(stream="s")
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_ranges_of_final_numbers_agree_with_a_set(seed: int) -> None:
-    dice = random.Random(seed)
-    ranges, known = NumberSet(3), {1, 2, 3}
-    for _ in range(40):
-        first = dice.randint(1, 40)
-        last = first + dice.choice((0, 0, 1, 5))
-        added = set(range(first, last + 1)) - known
-        assert ranges.add(first, last) == len(added)
-        known |= added
-        floor = next(number for number in range(50) if number + 1 not in known)
-        assert ranges.floor == floor
-        assert [number for number in range(1, 50) if number in ranges] == sorted(known)
-        assert all(first > floor + 1 and last >= first for first, last in ranges.above())
-        gaps = [number for first, last in ranges.gaps(5, 30) for number in range(first, last + 1)]
-        assert gaps == [number for number in range(5, 31) if number not in known]
-
-
 def test_single_numbers_are_merged_into_ranges() -> None:
     assert packed_ranges(merged([(7, 8), (5, 5), (1, 2), (2, 3)])) == [(1, 3), 5, (7, 8)]
 
