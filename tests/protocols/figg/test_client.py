@@ -416,6 +416,18 @@ def test_missing_stream_is_refused() -> None:
             call()
 
 
+def test_runs_have_the_topic_and_the_offsets() -> None:
+    bench = connected()
+    runs: list[Run] = []
+    bench.client.subscribe("t", runs.append, 7)
+    bench.say(Attached(topic="t", offset=7), data(8, b"a"), data(9, b"b"))
+    assert {run.source for run in runs} == {""}, "DATA does not say where a message came from"
+    assert [(run.stream, record.seq, record.payload) for run in runs for record in run.records()] == [
+        ("t", 8, b"a"),
+        ("t", 9, b"b"),
+    ]
+
+
 def test_flush_at_the_end_and_after_it_fails() -> None:
     """The messages were dropped, so nobody knows whether the server has them."""
     bench, failures = connected(), list[Any]()

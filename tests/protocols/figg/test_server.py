@@ -100,13 +100,14 @@ def data(number: int, payload: bytes = b"x", topic: str = "t") -> Data:
 
 
 class TestPublish:
-    def test_ack_is_sent_when_the_message_is_durable(self) -> None:
+    def test_one_ack_is_sent_when_all_messages_of_a_commit_are_durable(self) -> None:
         server = make(auto=False)
         peer = server.connect()
-        peer.say(publish(1), publish(2))
+        peer.say(publish(1))
+        peer.say(publish(2), publish(3, topic="other"))
         assert peer.hear() == []
         server.journal.commit()
-        assert peer.hear() == [Ack(number=2)]
+        assert peer.hear() == [Ack(number=3)]
         assert server.clock.getDelayedCalls() == [], "no ACK is delayed"
 
     def test_record_holds_the_peer_and_the_seq_num(self) -> None:

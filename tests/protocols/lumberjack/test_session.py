@@ -6,6 +6,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from struct import pack
 from typing import Any
 
@@ -573,6 +574,12 @@ STREAMS = st.lists(
 ).map(b"".join)
 
 
+def pieces(data: bytes, sizes: list[int]) -> list[bytes]:
+    """Return *data* cut into pieces of *sizes*, and the rest of it."""
+    ends = [0, *accumulate(sizes), len(data)]
+    return [data[begin:end] for begin, end in pairwise(ends)]
+
+
 @given(STREAMS, st.lists(st.integers(1, 30), max_size=30), st.integers(1, 20), st.integers(1, 300))
 @example(packed() + doc(0, b"{}") + packed(doc(2, b"{}"), announce(0xFFFFFFFF, 1)), [], 1, 1)
 @settings(max_examples=300, deadline=None)
@@ -580,12 +587,8 @@ def test_events_depend_neither_on_chunking_nor_on_turns(
     peer: Make, data: bytes, cuts: list[int], events: int, size: int
 ) -> None:
     wanted = peer().feed(data)
-    chunks, rest = [], data
-    for cut in cuts:
-        chunks.append(rest[:cut])
-        rest = rest[cut:]
     limits = LumberjackLimits(turn_events=events, turn_bytes=size)
-    fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
+    fed = peer(LumberjackServerSession(limits)).feed(*pieces(data, cuts))
     assert (fed.events, fed.causes) == (wanted.events, wanted.causes)
     # Events without a window are acknowledged as they become durable, so the chunking decides how often, and whether
     # they are acknowledged before a protocol violation in the same chunk.
@@ -601,15 +604,11 @@ def test_inflating_as_a_stream_yields_the_same_events(
 ) -> None:
     """With small constants, small compressed frames are parsed before their checksums are verified."""
     wanted = peer().feed(data)
-    chunks, rest = [], data
-    for cut in cuts:
-        chunks.append(rest[:cut])
-        rest = rest[cut:]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("PIECE", piece), ("WHOLE", piece), ("SLICE", piece + 2), ("_INPUT", piece // 2 + 1)):
             patch.setattr(inflate, name, value)
         limits = LumberjackLimits(turn_events=events, turn_bytes=10 * events, turn_inflated=piece)
-        fed = peer(LumberjackServerSession(limits)).feed(*chunks, rest)
+        fed = peer(LumberjackServerSession(limits)).feed(*pieces(data, cuts))
     assert fed.causes or not wanted.causes, "a violation may be found earlier"
     assert fed.events[: len(wanted.events)] == wanted.events, (
         "more events of a malformed compressed frame may be returned"
