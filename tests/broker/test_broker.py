@@ -104,6 +104,7 @@ def test_publish_may_be_exactly_as_large_as_the_limit() -> None:
     runs = [drafts(b"x" * MAX_PAYLOAD)[0] for _ in range(3)]
     left = MAX_PUBLISH - sum(run.room for run in runs) - drafts(b"")[0].room
     assert isinstance(refused(broker.publish([*runs, *drafts(b"x" * (left + 1))])), PayloadTooLarge)
+    assert not broker.exists("s"), "a publish that is refused creates no stream"
     assert broker.publish([*runs, *drafts(b"x" * left)]).called
     assert broker.bounds("s") == (1, 4)
 

@@ -58,6 +58,16 @@ def test_sums_of_former_holders_take_no_memory() -> None:
     assert references(table) < before + 2 * fairness.LEAST_LEVELS
 
 
+def test_make_room_removes_members_of_the_largest_holder_until_the_new_one_fits() -> None:
+    table: FairShare[str] = FairShare(10)
+    for member, holder, size in (("1", "x", 4), ("2", "x", 2), ("3", "y", 3)):
+        table.add(member, holder, size)
+    assert table.make_room("z", 1) == []
+    assert table.make_room("z", 4) == ["1"]
+    assert table.make_room("z", 10) == ["3", "2"]
+    assert (len(table), table.make_room("z", 11)) == (0, []), "there is nothing left to remove"
+
+
 def test_one_holder_has_at_most_its_share_and_leaves_room_for_others() -> None:
     table: FairShare[str] = FairShare(10, each=6)
     table.add("1", "x", 4)
@@ -120,18 +130,20 @@ class Tables(RuleBasedStateMachine):
         self.table.discard(entry[0])
         assert entry[0] not in self.table
 
+    def lose(self, out: int | None, holder: str) -> None:
+        """Check that member *out* is the one to give way to *holder*, and remove it from the list."""
+        sums = self.sums()
+        (loser,) = [each for number, each, _ in self.plain if number == out]
+        assert sums[loser] == max(sums.values())
+        assert loser == holder or sums.get(holder) != sums[loser], "of several largest, the one that needs the room"
+        assert out == next(number for number, each, _ in self.plain if each == loser), "the oldest"
+        self.plain = [each for each in self.plain if each[0] != out]
+
     @precondition(lambda self: self.plain)
     @rule(holder=HOLDERS)
     def displace(self, holder: str) -> None:
-        sums = self.sums()
-        most = max(sums.values())
         out = self.table.first_out(holder)
-        (loser,) = [each for number, each, _ in self.plain if number == out]
-        assert sums[loser] == most
-        if sums.get(holder) == most:
-            assert loser == holder
-        assert out == next(number for number, each, _ in self.plain if each == loser), "the oldest"
-        self.plain = [each for each in self.plain if each[0] != out]
+        self.lose(out, holder)
         self.table.discard(self.number + 1)  # which is no member
         assert out is not None
         self.table.discard(out)
@@ -155,13 +167,10 @@ class Tables(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, size=st.integers(1, 30))
     def make_room(self, holder: str, size: int) -> None:
-        gone = self.table.make_room(holder, size)
-        left = [each for each in self.plain if each[0] not in gone]
-        if gone:  # without the last of them there was no room
-            last = next(each for each in self.plain if each[0] == gone[-1])
-            assert sum(each[2] for each in [*left, last]) + self.taken.total() + size > 30
-        assert not left or self.table.fits(size)
-        self.plain = left
+        for out in self.table.make_room(holder, size):
+            assert sum(self.sums().values()) + self.taken.total() + size > 30, "there was room without this one"
+            self.lose(out, holder)
+        assert not self.plain or self.table.fits(size)
 
     @invariant()
     def agrees_with_the_list(self) -> None:
