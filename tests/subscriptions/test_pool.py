@@ -124,6 +124,15 @@ def test_a_change_that_is_refused_changes_nothing() -> None:
     assert (world.pool.leased, world.ended(1)) == (0, (1, 1))
 
 
+def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> None:
+    world = World()
+    world.lease(2)
+    world.act("failed", 1, delay=0.0)
+    assert world.pool.lease("x", None, 1) == []
+    world.commit()
+    assert numbers(world.pool.lease("x", None, 1)) == [1]
+
+
 def test_only_the_token_of_the_last_lease_settles_a_record() -> None:
     world = World()
     world.lease()

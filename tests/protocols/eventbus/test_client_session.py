@@ -97,6 +97,12 @@ class TestTheStart:
         assert sequences(one.receive_broadcasts([broadcast(5)], 0)) == [5]
         assert one.position == 5
 
+    def test_broadcasts_wait_for_the_snapshot(self) -> None:
+        one = session(after=0, subtrees=("/a/",))
+        assert one.receive_broadcasts([broadcast(9)], 0) == []
+        one.connected(0)
+        assert sequences(one.receive_syncs([sync(2), end(2, b"/a/")], 0)) == [2, 9]
+
     def test_session_without_a_position_checks_the_server_and_delivers_new_events(self) -> None:
         one = session()
         one.connected(0)

@@ -120,7 +120,7 @@ def test_limit_of_unacknowledged_windows_is_exact(peer: Make) -> None:
     fed.take(fed.session.receive_data(window * 2))
     assert fed.session.windows_full
     assert fed.session.frames == 5, "the third window is open, and nothing more is taken"
-    assert (fed.session.more_work, fed.session.next_events()) == (True, [])
+    assert (fed.session.more_work, fed.session.more, fed.session.next_events()) == (True, False, [])
     fed.commit()
     assert not fed.session.windows_full
     for count, causes in ((2, []), (3, ["too-many-windows"])):
