@@ -8,6 +8,7 @@ HostileDatagrams  a UDP peer that keeps subscriptions alive from many ports, or 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from history import History
@@ -72,13 +73,10 @@ RELINK = (
 class Hostile:
     """A hostile peer that connects again whenever it was disconnected."""
 
-    port = 0
-    says: tuple[tuple[bytes, bytes], ...] = ()
-
-    def __init__(self, world: World, side: Any, number: int) -> None:
+    def __init__(self, port: int, says: tuple[tuple[bytes, bytes], ...], world: World, side: Any, number: int) -> None:
         self.world = world
-        self.first, self.again = self.says[number % len(self.says)]
-        self.endpoint = Endpoint(world, f"hostile-{number}", self.port, address=ADDRESS)
+        self.first, self.again = says[number % len(says)]
+        self.endpoint = Endpoint(world, f"hostile-{number}", port, address=ADDRESS)
         self.closed = False
         self.protocol: Any = None
         self.connect()
@@ -114,30 +112,6 @@ class HostileProtocol(Protocol):
 
     def connectionLost(self, reason: Any = None) -> None:
         self.peer.connect()
-
-
-class HostileFigg(Hostile):
-    port, says = 8119, FIGG
-
-
-class HostileLumberjack(Hostile):
-    port, says = 5044, LUMBERJACK
-
-
-class HostileBus(Hostile):
-    port, says = 5556, BUS
-
-
-class HostileRelink(Hostile):
-    port, says = 7733, RELINK
-
-
-class HostileSyslog(Hostile):
-    port, says = 2514, SYSLOG
-
-
-class HostileHttp(Hostile):
-    port, says = 8117, HTTP
 
 
 class HostileDatagrams:
@@ -182,13 +156,14 @@ class HostileDatagrams:
 
 
 SERVER = ("10.0.0.1", 2323)
+#: By the class of a side, what makes a hostile peer of it.
 PEERS: dict[str, Any] = {
     "Backbone": HostileDatagrams,
-    "Beats": HostileLumberjack,
-    "EventBus": HostileBus,
-    "Figg": HostileFigg,
-    "Lumberjack": HostileLumberjack,
-    "Relink": HostileRelink,
-    "Syslog": HostileSyslog,
-    "Workers": HostileHttp,
+    "Beats": partial(Hostile, 5044, LUMBERJACK),
+    "EventBus": partial(Hostile, 5556, BUS),
+    "Figg": partial(Hostile, 8119, FIGG),
+    "Lumberjack": partial(Hostile, 5044, LUMBERJACK),
+    "Relink": partial(Hostile, 7733, RELINK),
+    "Syslog": partial(Hostile, 2514, SYSLOG),
+    "Workers": partial(Hostile, 8117, HTTP),
 }

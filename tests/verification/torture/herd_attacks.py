@@ -701,27 +701,10 @@ def datagrams(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 ATTACKS: dict[str, Callable[[dict[str, int], str, Stopped], Said]] = {
-    "nothing": nothing,
-    "trickle": trickle,
-    "streams": streams,
-    "subscriptions": subscriptions,
-    "silent": silent,
-    "keepalives": keepalives,
-    "requests": requests,
-    "gaps": gaps,
-    "deaf-subs": deaf_subs,
-    "deaf-dealers": deaf_dealers,
-    "deaf-readers": deaf_readers,
-    "refusals": refusals,
-    "patterns": patterns,
-    "bombs": bombs,
-    "handshakes": handshakes,
-    "keys": keys,
-    "uploads": uploads,
-    "records": records,
-    "flood": flood,
-    "slow": slow,
-    "heavy": heavy,
-    "inflation": inflation,
-    "datagrams": datagrams,
+    each.__name__.replace("_", "-"): each
+    for each in (
+        *(nothing, trickle, streams, subscriptions, silent, keepalives, requests, gaps, deaf_subs, deaf_dealers),
+        *(deaf_readers, refusals, patterns, bombs, handshakes, keys, uploads, records, flood, slow, heavy),
+        *(inflation, datagrams),
+    )
 }
