@@ -50,7 +50,7 @@ from fyrehose.protocols.relink.registry import Registry
 from fyrehose.protocols.relink.server import RelinkProtocol
 from fyrehose.protocols.syslog.session import SyslogServerSession
 from fyrehose.records import Run
-from fyrehose.subscriptions.lane import Lane, Leased, State
+from fyrehose.subscriptions.lane import Lane
 from fyrehose.subscriptions.pool import LeasePool
 from fyrehose.subscriptions.table import SubscriptionTable
 from tests.doubles.disk import RecordingFiles
@@ -70,7 +70,7 @@ _connected = EventBusClientSession.connected
 _reserve, _open, _delete = Writer._reserve, Writer.open, retention.Deletion.work
 _store, _replace, _start_clock = Files.store, quarantine._replace, RecordClock.start
 _write, _decided = RelinkProtocol.write, Publishing.decided
-_append, _accept, _durable = SubscriptionTable.append, LeasePool.accept, LeasePool.durable
+_append = SubscriptionTable.append
 _unread, _take_steps = SubscriptionTable.unread, SteppedWork.take_turn
 
 
@@ -258,15 +258,6 @@ def _settles_before_it_is_durable(self: Any, shared: Any, draft: Any, *more: Any
     return succeed(None)
 
 
-def _changes_when_durable(self: LeasePool, draft: Any) -> None:
-    _accept(self, draft)
-    _durable(self, draft)
-
-
-def _any_token(self: Lane, state: State, token: Any, late: bool) -> bool:
-    return late or isinstance(state, Leased)
-
-
 def _keeps_its_own_state_alone(self: SubscriptionTable) -> Any:
     return [each for each in _unread(self) if each.pinned]
 
@@ -377,27 +368,21 @@ BUGS = {
     "workers: settled before it is durable": Bug(
         "workers", (SubscriptionTable, "append", _settles_before_it_is_durable)
     ),
-    "workers: what is being settled is settled again": Bug(
-        "workers",
-        {(LeasePool, "accept"): lambda pool, draft: None, (LeasePool, "durable"): _changes_when_durable},
-        steps=60,
-    ),
-    "workers: a start does not wait for earlier workers": Bug(
-        "workers", (LeasePool, "hold_until", property(lambda pool: 0.0, lambda pool, time: None))
-    ),
+    "workers: what is being settled is settled again": _table("appended-counts", 60),
+    "workers: a start does not wait for earlier workers": _table("grace"),
     "workers: leased beyond what is noted": Bug(
         "workers", (Lane, "durable_reach", property(lambda lane: 1 << 40, lambda lane, seq: None))
     ),
-    "workers: any token counts": Bug("workers", (Lane, "_may", _any_token), steps=60),
+    "workers: any token counts": _table("token", 60),
     "workers: keys have no order": Bug("workers", (Lane, "_is_first", lambda lane, seq: True)),
-    "workers: the limit is not kept": Bug("workers", (Lane, "_is_too_many", lambda lane, failures: False)),
-    "workers: the window is not kept": Bug("workers", (LeasePool, "room", lambda pool: 1_000)),
+    "workers: the limit is not kept": _table("limit"),
+    "workers: the window is not kept": _table("window"),
     "workers: the share of a worker is not kept": _table("share-of-a-worker"),
     "workers: a lost answer is not repeated": Bug("workers", (LeasePool, "_repeated", lambda pool, consumer: [])),
     "workers: retention does not wait for them": Bug(
         "workers", (SubscriptionTable, "unread", _keeps_its_own_state_alone)
     ),
-    "workers: what retention has deleted does not expire": Bug("workers", (Lane, "expire", lambda lane, draft: None)),
+    "workers: what retention has deleted does not expire": _table("retention-ends"),
     "workers: tokens of before a rewind count": _table("rewind-epoch"),
     "workers: another subscription takes the tokens of the one before": _table("name-epoch"),
     "workers: dead letters are published again twice": _table("mark", 100),
