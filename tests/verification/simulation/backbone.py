@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 from history import History, Reader, Sent
 from server import Server
+from sides import Side
 from textpeer import TextPeer
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address
@@ -280,7 +281,7 @@ class Client:
         self.client.close()
 
 
-class Backbone:
+class Backbone(Side):
     """All backbone clients of a simulation.
 
     :param herd: how many clients there are, all at one address; with 0, a few clients connect and disconnect
@@ -305,7 +306,7 @@ class Backbone:
         server.on_crash.append(lambda name: self.lane.ports.pop(self.addresses[name], None))
         self.clients: list[Client | TextPeer] = []
         self.last: list[Client] = []
-        self.made = self._published = 0
+        self.made = 0
         for n in range(herd):
             self.connect(None if n % 10 == 0 else 0)
 
@@ -376,10 +377,3 @@ class Backbone:
         if late.gaps:
             self.history.wrong(f"a client that had everything sent to it has lost {late.gaps}")
         return ""
-
-    def counts(self) -> int:
-        return self._published + sum(client.published for client in self.clients)
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()

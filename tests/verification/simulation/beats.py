@@ -181,6 +181,12 @@ class Beat:
         for shipping in self.world.random.sample(list(self._open), len(self._open)):
             shipping.fill()
 
+    def owed(self) -> str:
+        return f"{self.name} waits for {len(self.unacked)} acknowledgements" if self.unacked else ""
+
+    def close(self) -> None:
+        self.closed = True
+
     def _copies(self, event: Event) -> int:
         """Return how often *event* may be stored by now."""
         return 1 if self.dropping and self.history.keeps(STREAM) else event.sent
@@ -199,7 +205,7 @@ class Beats(Lumberjack):
 
     def make_writers(self, history: History, names: tuple[str, ...], dropping: bool, herd: int) -> None:
         count = herd or self.world.random.choice((2, 5, 12))
-        self.writers = [Beat(self.world, history, f"beat-{n}", names, dropping) for n in range(count)]
+        self.clients = [Beat(self.world, history, f"beat-{n}", names, dropping) for n in range(count)]
 
     def step(self) -> None:
         dice = self.world.random
@@ -228,7 +234,3 @@ class Beats(Lumberjack):
                 self._kill(times - 1)
 
         self.world.clock.callLater(dice.choice((0.01, 0.05, 0.3, 1.5)) * dice.random(), kill)
-
-    def close(self) -> None:
-        for writer in self.writers:
-            writer.closed = True

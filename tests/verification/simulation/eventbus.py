@@ -16,6 +16,7 @@ import attrs
 from history import History, Sent
 from links import Endpoint, Link
 from server import Server
+from sides import Side
 from world import Violation, World
 
 from fyrehose.protocols.eventbus.client import BUS_OPTIONS, EventBusClient, PubUnconfirmed
@@ -324,7 +325,7 @@ class SentEvent:
         return len(set(self.arrivals) if dedup else self.arrivals)
 
 
-class EventBus:
+class EventBus(Side):
     """All event bus clients of a simulation.
 
     :param herd: how many clients there are, of a server with default options; 0 means a few
@@ -347,7 +348,7 @@ class EventBus:
         self.lives = 0
         server.listen(self._service)
         self.clients: list[Client] = []
-        self.made = self._published = 0
+        self.made = 0
         self.last: Client | None = None
         for _ in range(herd or dice.randint(1, 3)):
             self.connect()
@@ -401,11 +402,6 @@ class EventBus:
             self.clients.remove(client)
             client.close()
 
-    def everybody(self) -> None:
-        """Publish one event with every client of a herd."""
-        for client in self.clients:
-            client.publish()
-
     def check(self, event: Broadcast) -> None:
         """Check that ``event``, which the server sends or a client receives, is durable under its number."""
         data = bytes(event.data)
@@ -431,11 +427,4 @@ class EventBus:
         if self.last is None:
             self.last = self.connect(0, subtrees=(), subscribe=True)
             self.last.publish()
-        return next(filter(None, (client.owed() for client in self.clients)), "")
-
-    def counts(self) -> int:
-        return self._published + sum(client.published for client in self.clients)
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.close()
+        return super().settled()

@@ -12,6 +12,7 @@ import attrs
 from history import History, Reader, Sent
 from links import Endpoint
 from server import Server
+from sides import Side
 from world import Violation, World
 
 from fyrehose.errors import Closed
@@ -158,16 +159,25 @@ class Client:
             self.paused = paused
             (self.client.pause if paused else self.client.resume)()
 
+    def owed(self) -> str:
+        if self.unacked:
+            return f"{self.name} waits for {len(self.unacked)} acknowledgements"
+        for topic, reader in self.readers.items():
+            if reader.position is None or not self.history.is_complete(topic, reader.position):
+                end = len(self.history.truth.get(topic, ()))
+                return f"{self.name} has {topic} up to {reader.position} of {end}"
+        return ""
 
-class Figg:
+    def close(self) -> None:
+        self.client.close()
+
+
+class Figg(Side):
     """All Figg clients of a simulation.
 
     :param topics: further topics that clients read, which clients of other protocols publish
     :param herd: how many clients there are; 0 means a few
     """
-
-    #: whether its clients cope with records that were lost or deleted
-    gaps = True
 
     def __init__(
         self, world: World, server: Server, history: History, topics: tuple[str, ...] = (), herd: int = 0
@@ -196,27 +206,8 @@ class Figg:
         for client in self.clients[::10]:
             if not client.readers:
                 client.subscribe(self.world.random.choice(self.topics))
-        for client in self.clients:
-            client.publish()
+        super().everybody()
 
     def calm(self) -> None:
         for client in self.clients:
             client.pause(False)
-
-    def settled(self) -> str:
-        """Return which messages clients still wait for, or an empty string."""
-        truth = self.history.truth
-        for client in self.clients:
-            if client.unacked:
-                return f"{client.name} waits for {len(client.unacked)} acknowledgements"
-            for topic, reader in client.readers.items():
-                if reader.position is None or not self.history.is_complete(topic, reader.position):
-                    return f"{client.name} has {topic} up to {reader.position} of {len(truth.get(topic, ()))}"
-        return ""
-
-    def counts(self) -> int:
-        return sum(client.published for client in self.clients)
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.client.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import zlib
 from functools import partial
-from typing import Any
 
 import attrs
 from history import History, Sent
 from links import Endpoint
 from server import Server
+from sides import Side
 from world import Violation, World
 
 from fyrehose.errors import Closed
@@ -163,15 +163,19 @@ class Writer:
             self.history.acknowledge(STREAM, payload)
             self.unacked.discard(payload)
 
+    def owed(self) -> str:
+        return f"{self.name} waits for {len(self.unacked)} acknowledgements" if self.unacked else ""
 
-class Lumberjack:
+    def close(self) -> None:
+        self.client.close()
+
+
+class Lumberjack(Side):
     """All Lumberjack clients of a simulation.
 
     :param herd: how many writers there are; 0 means a few
     """
 
-    #: whether its clients cope with records that were lost or deleted
-    gaps = True
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
@@ -188,32 +192,4 @@ class Lumberjack:
 
     def make_writers(self, history: History, names: tuple[str, ...], dropping: bool, herd: int) -> None:
         count = herd or self.world.random.randint(1, 3)
-        self.writers: list[Any] = [
-            Writer(self.world, history, f"lumberjack-{n}", names, dropping) for n in range(count)
-        ]
-
-    def step(self) -> None:
-        if self.world.random.random() < 0.5:
-            self.world.random.choice(self.writers).publish()
-
-    def everybody(self) -> None:
-        """Let every client of a herd publish."""
-        for writer in self.writers:
-            writer.publish()
-
-    def calm(self) -> None:
-        """Do nothing: writers continue by themselves."""
-
-    def settled(self) -> str:
-        """Return which messages clients still wait for, or an empty string."""
-        for writer in self.writers:
-            if writer.unacked:
-                return f"{writer.name} waits for {len(writer.unacked)} acknowledgements"
-        return ""
-
-    def counts(self) -> int:
-        return sum(writer.published for writer in self.writers)
-
-    def close(self) -> None:
-        for writer in self.writers:
-            writer.client.close()
+        self.clients = [Writer(self.world, history, f"lumberjack-{n}", names, dropping) for n in range(count)]

@@ -16,6 +16,7 @@ import attrs
 from history import History, Reader, Sent
 from links import Endpoint
 from server import Server
+from sides import Side
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from world import Host, Violation, World
@@ -301,7 +302,7 @@ class Consumer(Numbered):
         return "" if self.known == end else f"the position of {self.name} is {self.known} of {end}"
 
 
-class Relink:
+class Relink(Side):
     """All Relink clients of a simulation.
 
     :param topics: further streams that clients read, which clients of other protocols publish
@@ -380,10 +381,7 @@ class Relink:
     def settled(self) -> str:
         """Return which messages clients still wait for, or an empty string."""
         self._check_positions()
-        return next(filter(None, (client.owed() for client in self.clients)), "")
-
-    def counts(self) -> int:
-        return sum(client.published for client in self.clients)
+        return super().settled()
 
     def close(self) -> None:
         for client in self.clients:

@@ -13,6 +13,7 @@ import attrs
 from history import History, Sent
 from links import Endpoint
 from server import Server
+from sides import Side
 from twisted.internet.protocol import Factory, Protocol
 from world import World
 
@@ -135,6 +136,12 @@ class Sender:
         self.history.acknowledge(STREAM, payload)
         self.unacked.pop(payload, None)
 
+    def owed(self) -> str:
+        return f"{self.name} waits for {len(self.unacked)} answers" if self.unacked else ""
+
+    def close(self) -> None:
+        self.closed = True
+
     def publish(self) -> None:
         base = self.connections - (self._talking is not None)
         for _ in range(self.world.random.choice(self.world.bursts)):
@@ -146,14 +153,12 @@ class Sender:
             self._talking.proceed()
 
 
-class Syslog:
+class Syslog(Side):
     """All senders of a simulation.
 
     :param herd: how many senders there are; 0 means a few
     """
 
-    #: whether its clients cope with records that were lost or deleted
-    gaps = True
     topics = (STREAM,)
 
     def __init__(self, world: World, server: Server, history: History, herd: int = 0) -> None:
@@ -164,30 +169,4 @@ class Syslog:
             plugin.abilities.only_leading,
         )
         count = herd or world.random.randint(1, 3)
-        self.senders = [Sender(world, history, f"syslog-{n}", server.names) for n in range(count)]
-
-    def step(self) -> None:
-        if self.world.random.random() < 0.5:
-            self.world.random.choice(self.senders).publish()
-
-    def everybody(self) -> None:
-        """Let every client of a herd publish."""
-        for sender in self.senders:
-            sender.publish()
-
-    def calm(self) -> None:
-        """Do nothing: senders continue by themselves."""
-
-    def settled(self) -> str:
-        """Return which messages senders still wait for, or an empty string."""
-        for sender in self.senders:
-            if sender.unacked:
-                return f"{sender.name} waits for {len(sender.unacked)} answers"
-        return ""
-
-    def counts(self) -> int:
-        return sum(sender.published for sender in self.senders)
-
-    def close(self) -> None:
-        for sender in self.senders:
-            sender.closed = True
+        self.clients = [Sender(world, history, f"syslog-{n}", server.names) for n in range(count)]
