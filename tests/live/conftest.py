@@ -27,6 +27,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
+from benchmarks.nats_servers import program as nats_server
+
 TWISTD = Path(sys.executable).with_name("twistd")
 FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 #: Where programs of the system are, which the path of a user may lack.
@@ -49,6 +51,14 @@ FLAGS = (
     "--disable-extensions",
     "--host-resolver-rules=MAP *.test 127.0.0.1",
 )
+
+
+def with_nats(seconds: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a file whose tests start NATS servers, and may take so many seconds each."""
+    missing = nats_server() is None
+    reason = "a server of others is not installed: nats-server"
+    marks = pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(seconds)
+    return [*marks, pytest.mark.skipif(missing, reason=reason)]
 
 
 def until(condition: Callable[[], Any], what: Callable[[], object] | str = "") -> Any:

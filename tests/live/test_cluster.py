@@ -22,19 +22,13 @@ from typing import Any
 import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from benchmarks.nats_servers import program
 from fyrehose.cli.cluster.commands import settings_of
 from fyrehose.cli.cluster.survey import survey
 from fyrehose.journal import scan
 from fyrehose.offline.verify import verify
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, with_nats
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 
 #: How long anything may take on a busy machine before the test fails, in seconds.
 PATIENCE = 120.0

@@ -22,6 +22,7 @@ import attrs
 import pytest
 
 from benchmarks.nats_servers import program
+from tests.live.conftest import with_nats
 from tests.live.networks import Network
 from tests.live.test_cluster import AGAIN
 
@@ -33,12 +34,7 @@ PATIENCE = 90.0
 POLICY = '[[allow]]\nnetwork = ["10.0.0.0/24", "127.0.0.0/8"]\npublish = "*"\nsubscribe = "*"\nadminister = "*"\n'
 CONFIG = "--config /etc/fyrehose/fyrehose.toml"
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(900)
 
 
 def from_the_page(begin: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
@@ -20,20 +19,15 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from benchmarks.nats_servers import program
 from fyrehose.net import AnyServer
 from fyrehose.net.clients import ClientTarget
 from fyrehose.plugins import load
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import with_nats
 from tests.live.test_cluster import PATIENCE, leader_of, publish
 from tests.live.test_restore import CLIENT
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 
 #: The stream of every reader; the event bus and the backbone have only this one.
 MORE = """

@@ -17,16 +17,11 @@ import attrs
 import pytest
 
 from benchmarks.local_cluster import Cluster
-from benchmarks.nats_servers import program
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import with_nats
 from tests.live.test_cluster import PATIENCE, leader_of, publish, wait_for_leader
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(300)
 
 
 @attrs.define(eq=False)

@@ -17,17 +17,11 @@ import attrs
 import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from benchmarks.nats_servers import program
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, with_nats
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(900)
 
 
 @attrs.define(eq=False)

@@ -13,18 +13,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from benchmarks.nats_servers import program
 from fyrehose.offline.verify import verify
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, with_nats
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
 
 

@@ -9,17 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from benchmarks.nats_servers import NatsNodes, program
+from benchmarks.nats_servers import NatsNodes
 from fyrehose.testing.ports import free_ports
+from tests.live.conftest import with_nats
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(300)
 
 #: How many of the last counts are compared with as many before them: a connection that is being closed may be in one.
 SOME = 3

@@ -13,17 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from benchmarks.nats_servers import program
 from fyrehose.cli.cluster.survey import leading
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, with_nats
 from tests.live.test_cluster import PATIENCE, get, leader_of, publish, wait_until_identical
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 
 
 @pytest.fixture

@@ -12,18 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.local_cluster import Cluster
-from benchmarks.nats_servers import program
 from fyrehose.cli.cluster.survey import leading, survey
 from fyrehose.cluster.settings import ReplicationSettings
+from tests.live.conftest import with_nats
 from tests.live.test_cluster import PATIENCE, check, leader_of, publish
 from tests.live.test_nats_users import SERVER_SENDS, USERS, refusals
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 
 
 @pytest.fixture

@@ -16,20 +16,14 @@ import attrs
 import pytest
 
 from benchmarks.local_cluster import Cluster
-from benchmarks.nats_servers import program
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import haproxy
+from tests.live.conftest import haproxy, with_nats
 from tests.live.test_cluster import PATIENCE
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "cluster" / "haproxy.cfg"
 
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server"),
-]
+pytestmark = with_nats(600)
 
 
 @attrs.define(eq=False)
