@@ -157,13 +157,13 @@ class Knowledge:
 
 
 def distance(test: str, module: str) -> int:
-    """Return 0 if the file of *test* tests *module*, 1 if it tests the same folder, else 2."""
+    """Return 0 if the file of *test*, or its part, tests *module*, 1 if it tests the same folder, else 2."""
     folder, _, name = module.removeprefix("fyrehose/").removesuffix(".py").rpartition("/")
     folder = folder.replace("kernels/pure", "kernels")
     path = test.partition("::")[0].removeprefix("tests/").removesuffix(".py")
     about, _, what = path.rpartition("/")
     if about == folder:
-        return 0 if what == f"test_{name}" else 1
+        return 0 if f"{what}_".startswith(f"test_{name}_") else 1
     return 1 if folder == "kernels" and about == f"protocols/{name}" else 2
 
 

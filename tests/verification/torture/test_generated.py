@@ -223,3 +223,17 @@ def test_explanation_that_fits_no_mutant_and_test_that_fails_without_any_bug_fai
     assert status == 1
     assert "STALE: no mutant fits the explanation fyrehose/sums.py  [constant] 'MOST = 6'" in said
     assert "FAILED without any bug: tests/test_sums.py::test_wrong" in said
+
+
+@pytest.mark.parametrize(
+    ("test", "far"),
+    [
+        ("net/test_link", 0),
+        ("net/test_link_inbound", 0),
+        ("net/test_links", 1),
+        ("net/test_other", 1),
+        ("web/test_link", 2),
+    ],
+)
+def test_tests_of_the_module_come_first_in_however_many_files_they_are(test: str, far: int) -> None:
+    assert generated.distance(f"tests/{test}.py::test_it", "fyrehose/net/link.py") == far
