@@ -17,6 +17,7 @@ from fyrehose.observe.listeners import Listener
 from fyrehose.records import Run
 from fyrehose.server.idle import ROUND, SLICE, IdleStreams
 from fyrehose.testing import MemoryJournal
+from tests.doubles.references import references
 
 AFTER = 600.0
 #: Each wait is cut into pieces of this many seconds.
@@ -64,12 +65,17 @@ class World:
 
 def test_a_stream_is_retired_after_it_was_empty_for_long_enough() -> None:
     world = World()
+    world.publish("kept")
+    world.wait(ROUND)
+    empty = references(world.service, world.broker, world.clock)
     world.publish("idle", "kept")
     world.expire("idle")
     world.wait(AFTER)
     assert world.streams == {"idle", "kept"}
     world.wait(2 * ROUND)
     assert world.streams == {"kept"}
+    world.wait(ROUND)
+    assert references(world.service, world.broker, world.clock) == empty, "nothing of the stream is remembered"
     world.publish("idle")
     assert world.broker.bounds("idle") == (2, 2)
 
@@ -104,8 +110,8 @@ def test_streams_of_the_server_and_of_listeners_are_not_retired() -> None:
     world.broker.listeners.append(
         Listener(name="backbone", protocol="backbone", endpoint="", access=str, connections=lambda: 0, stream="bound")
     )
-    world.publish(".own", "bound")
-    world.expire(".own", "bound")
+    world.publish(".own", "bound", "s")
+    world.expire(".own", "bound", "s")
     world.wait(2 * AFTER)
     assert world.streams == {".own", "bound"}
 
@@ -165,6 +171,7 @@ def test_a_stopped_service_retires_no_streams() -> None:
     world.service.stopService()
     world.wait(2 * AFTER)
     assert world.streams == {"s"}
+    assert not world.service.running
     assert not world.clock.getDelayedCalls()
 
 

@@ -9,6 +9,7 @@ import pytest
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from zope.interface import implementer
@@ -89,9 +90,17 @@ def test_address_that_never_answered_says_nothing_and_is_asked_seldom(probed: Pr
     assert probed.listener.asked == [1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111]
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:8117", "http://10.0.0.1:8117", "http://10.0.0.1:8117/page"])
-def test_address_with_a_port_is_asked_there(address: str) -> None:
-    assert repr(endpoint_of(MemoryReactorClock(), address)) == "<HostnameEndpoint 10.0.0.1:8117>"
+@pytest.mark.parametrize("page", ["", "/page"])
+@pytest.mark.parametrize(("given", "port"), [(":8117", 8117), ("", None)])
+@pytest.mark.parametrize(("scheme", "usual"), [("", 80), ("http://", 80), ("https://", 443)])
+def test_address_is_asked_at_its_port_or_at_that_of_its_scheme(
+    scheme: str, usual: int, given: str, port: int | None, page: str
+) -> None:
+    reactor = MemoryReactorClock()
+    endpoint = endpoint_of(reactor, f"{scheme}10.0.0.1{given}{page}")
+    endpoint.connect(Factory())
+    assert [call[1] for call in reactor.tcpClients] == [port or usual]
+    assert repr(endpoint) == f"<HostnameEndpoint 10.0.0.1:{port or usual}>" or usual == 443
 
 
 def test_listener_with_other_names_does_not_refuse_the_request() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from twisted.application.service import MultiService, Service
 from twisted.internet.address import IPv4Address, UNIXAddress
@@ -127,6 +128,11 @@ class Model:
         self.stopping: set[str] = set()
         self.failures, self.refused = 0, False
 
+    @property
+    def settled(self) -> bool:
+        """Return whether nothing is being started."""
+        return not (self.starting or self.busy)
+
     def opened(self, succeeds: bool) -> None:
         self.open = succeeds
         self.told += ["open"] * succeeds
@@ -183,10 +189,19 @@ class Model:
         self.over, self.starting = True, False
 
 
+@attrs.define
+class Question:
+    """Somebody asks when the server is open: *late* after it has stopped, which only another start would answer."""
+
+    answer: list[Any]
+    late: bool
+    is_due: bool = False
+
+
 Events = dict[str, tuple[Deferred[Any] | None, Callable[[bool], object]]]
 
 
-def possible(server: Server, model: Model, stopped: bool) -> Events:
+def possible(server: Server, model: Model, stopped: bool, questions: int) -> Events:
     """Return the events that may come next: what they fire, and the step of the model."""
     journal, events = server.journal, Events()
     if not journal.opening.called:
@@ -198,6 +213,8 @@ def possible(server: Server, model: Model, stopped: bool) -> Events:
         ):
             if f"{child.name} {what}" in server.told and not firing.called:
                 events[f"{child.name} {what}"] = (firing, partial(step, child.name))
+    if questions < 4:
+        events["ask"] = (None, bool)
     if not stopped:
         events["stop"] = (None, model.stop)
     if "journal closes" in server.told and not journal.closing.called:
@@ -216,10 +233,11 @@ def run_in_random_order(dice: Random, seen: set[tuple[str, bool]]) -> None:
     if not model.leads:
         server.journal.follow("10.0.0.1:8117")
     opened, started, stopped = results(server.service.when_open()), results(server.service.startService()), None
-    while events := possible(server, model, stopped is not None):
+    questions: list[Question] = []
+    while events := possible(server, model, stopped is not None, len(questions)):
         name = dice.choice(sorted(events))
         firing, step = events[name]
-        succeeds = dice.random() < 0.85 or name in ("close", "stop", "lead")
+        succeeds = dice.random() < 0.85 or name in ("close", "stop", "lead", "ask")
         error = FyrehoseError("no") if model.running or name != "journal" else Closed("the server was stopped")
         if not succeeds and model.starting and not name.endswith("stops"):
             failure = error
@@ -228,6 +246,9 @@ def run_in_random_order(dice: Random, seen: set[tuple[str, bool]]) -> None:
             firing.callback(None) if succeeds else firing.errback(error)
         elif name == "stop":
             stopped = results(server.service.stopService())
+        elif name == "ask":
+            late = model.settled and not model.running and not model.refused
+            questions.append(Question(results(server.service.when_open()), late))
         else:
             server.journal.enter(JournalState.WRITABLE, "this server leads")
         seen.add((name.split()[-1], succeeds))
@@ -236,7 +257,10 @@ def run_in_random_order(dice: Random, seen: set[tuple[str, bool]]) -> None:
         assert not opened or opened[0] is failure or (model.refused and isinstance(opened[0], Closed))
         assert started in ([], [None if isinstance(failure, Closed) else failure])
         assert bool(stopped) == (model.over and stopped is not None), "it has stopped when the journal is closed"
-        assert len(server.failures) == model.failures
+        assert (len(server.failures), bool(server.service.running)) == (model.failures, model.running)
+        for question in questions:
+            question.is_due = question.is_due or (model.settled and not question.late)
+            assert question.answer == ([opened[0] if model.refused else None] if question.is_due else [])
 
 
 def test_parts_start_and_stop_as_in_a_model_whatever_the_order_of_events(logged_errors: Any) -> None:
@@ -244,7 +268,7 @@ def test_parts_start_and_stop_as_in_a_model_whatever_the_order_of_events(logged_
     for seed in range(500):
         run_in_random_order(Random(seed), seen)
         logged_errors.take()
-    events = ("journal", "starts", "stops", "stop", "lead", "close")
+    events = ("journal", "starts", "stops", "stop", "lead", "close", "ask")
     assert seen == {*((event, True) for event in events), *((event, False) for event in events[:3])}
 
 
