@@ -34,7 +34,9 @@ def test_packets_match_their_golden_bytes(vectors: Any) -> None:
 
 @pytest.mark.parametrize("count", [MAX_SHORT, MAX_SHORT + 1])
 def test_long_length_is_used_when_needed(count: int) -> None:
-    data = Message(channels=(0,), parts=(b"",) * count).serialize(0)
+    parts = (b"",) * count
+    data = Message(channels=(0,), parts=parts).serialize(0)
+    assert b"".join(Message(channels=(0,), parts=()).around(parts, 0)) == data
     assert bool(data[0] & 0x20) is (count > MAX_SHORT)
     assert data[1] == (count if count <= MAX_SHORT else 0)
 

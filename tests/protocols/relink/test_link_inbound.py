@@ -101,6 +101,8 @@ def test_undecided_messages_are_limited() -> None:
         receive(large, *payloads)
         assert kept(large) == expected
         assert large.held == sum(map(len, payloads[:expected])) + OVERHEAD * expected
+        found = large.receive(Operation(kind=Op.COMMIT, channels=(0,), number=expected - 1)) if expected else []
+        assert [one for event in found for one in event.messages] == [(one,) for one in payloads[:expected]]
 
 
 def test_messages_after_a_dropped_one_of_a_transaction_are_dropped_too() -> None:
