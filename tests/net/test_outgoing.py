@@ -107,6 +107,21 @@ def test_a_large_record_is_charged_while_it_waits_for_its_first_turn(world: Worl
     assert (len(held), sum(one is not None for one in held), world.broker.budget.unread.used) == (10, 1, size)
 
 
+def test_the_record_of_a_peer_that_does_not_read_gives_way_and_is_read_again(world: World) -> None:
+    world.broker.budget.unread.capacity = len(RECORD)
+    run = world.broker.read("s", 1, 1)[0]
+    (deaf, transport), (reader, _) = world.connect(2), world.connect(3)
+    deaf.send_record(LargeRecord("s", 1, cut, run))
+    world.clock.advance(0)
+    reader.send_record(LargeRecord("s", 1, cut, run))
+    left = [protocol.outgoing.record for protocol in (deaf, reader)]
+    assert [record is not None and record.run is run for record in left] == [False, True]
+    for _ in range(5):
+        deaf.resumeProducing()
+        world.clock.advance(0)
+    assert b"".join(transport.written) == b"<" + RECORD + b">"
+
+
 def test_a_large_record_that_is_deleted_while_it_is_sent_ends_the_connection(world: World) -> None:
     world.send()
     world.clock.advance(0)

@@ -39,6 +39,7 @@ GOLDEN = [
     (b"PROXY TCP6 2001:db8::7 2001:db8::1 50000 5044\r\n", V6),
     (b"PROXY UNKNOWN\r\n", None),
     (b"PROXY UNKNOWN ffff::1 ffff::2 65535 65535\r\n", None),
+    (b"PROXY UNKNOWN".ljust(105) + b"\r\n", None),
     (BINARY, V4),
     (BINARY6, V6),
     (SIGNATURE + bytes.fromhex("2000 0000"), None),  # LOCAL, a health check
@@ -51,6 +52,8 @@ MALFORMED = [
     b"PROXY\r\n",
     b"PROXY TCP4 192.0.2.7 192.0.2.1 50000\r\n",
     b"PROXY TCP4 192.0.2.7 192.0.2.1 50000 5044 1\r\n",
+    b"PROXY TCP4 192.0.2.7 192.0.2.1 50000 5044 x\r\n",
+    b"PROXY UNKNOWN".ljust(106) + b"\r\n",  # 107 bytes are allowed
     b"PROXY TCP4 192.0.2.7  192.0.2.1 50000 5044\r\n",
     b"PROXY TCP4 2001:db8::7 2001:db8::1 50000 5044\r\n",
     b"PROXY TCP6 192.0.2.7 192.0.2.1 50000 5044\r\n",
