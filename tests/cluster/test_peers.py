@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import json
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fyrehose.cluster.entries import EntryWriter
-from fyrehose.cluster.peers import DRIFT, MAX_MESSAGE, MOST_PEERS, ClusterPeer, Peers
+from fyrehose.cluster.peers import DRIFT, MAX_MESSAGE, MOST_PEERS, MOST_STRANGERS, ClusterPeer, Peers
 from fyrehose.cluster.role import Append, Role
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError
+from fyrehose.journal.format import UNKNOWN
 
 
 def peers(name: str, incarnation: int = 1) -> Peers:
     return Peers(ReplicationSettings(name=name, address=f"{name}:1"), incarnation)
 
 
-def said(by: Peers, position: int = 0, leaving: bool = False) -> bytes:
-    return by.pack(Role(EntryWriter(by.settings.name, by.incarnation), position), leaving, now=0.0)
+#: Where journals end, and the checksums there.
+ENDS = ((1, 1), (1, 2), (2, 1), (2, 2))
+
+
+def said(by: Peers, position: int = 0) -> bytes:
+    return by.pack(Role(by.writer, position), leaving=False, now=0.0)
 
 
 def test_a_server_is_described_by_its_last_message() -> None:
@@ -43,18 +49,6 @@ def test_message_without_further_fields_says_nothing_more() -> None:
     assert (heard.position, heard.reported, heard.applied, heard.end, heard.leaving) == (0, 0, 0, 0, False)
     assert {heard.address, heard.journal, heard.successor, heard.unfit} == {""}
     assert heard.answer_to(here.writer) == inf
-
-
-def test_a_leader_that_has_handed_over_has_left_even_if_an_earlier_message_arrives_later() -> None:
-    here, there = peers("a"), peers("b")
-    before = said(there)
-    here.hear(said(there, leaving=True), 1.0)
-    late = here.hear(before, 2.0)
-    again = here.hear(said(peers("b", 2)), 3.0)
-    assert late is not None
-    assert again is not None
-    assert here.has_left(late.writer)
-    assert not here.has_left(again.writer)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +85,36 @@ def test_another_server_with_the_same_name_is_noticed_once_it_answers() -> None:
         here.hear(said(rival), 1.0)
 
 
-def test_a_crowd_of_servers_displaces_those_that_were_silent_for_longest() -> None:
-    here = peers("a")
-    for number in range(MOST_PEERS + 20):
-        assert here.hear(said(peers(f"s{number}")), float(number)) is not None
-        here.hear(said(peers("b")), float(number))
-    assert len(here.others) == MOST_PEERS
-    assert {"b", f"s{MOST_PEERS + 19}"} <= here.others.keys()
+@pytest.mark.parametrize("seed", range(10))
+def test_the_last_message_of_each_server_counts_unless_its_journal_is_another_one(
+    seed: int, log_lines: list[str]
+) -> None:
+    """Journals differ if their identities do, or their bytes up to the same end; an empty one is like any other."""
+    dice, here = Random(seed), peers("a")
+    last, left, strangers = dict[str, int](), set[EntryWriter](), set[EntryWriter]()
+    journals = [(UNKNOWN, 0, 0), *((identity, end, chain) for identity in (b"x", b"y") for end, chain in ENDS)]
+    for now in range(1200):
+        ours, theirs = dice.choices(journals, [2, *[3] * len(ENDS), *[1] * len(ENDS)], k=2)
+        there, leaving = peers(dice.choice((f"s{now}", "b", "c", "d")), dice.randint(1, 3)), dice.random() < 0.1
+        name = there.settings.name
+        message = there.pack(Role(there.writer, theirs[1], identity=theirs[0], chain=theirs[2]), leaving, now=0.0)
+        heard = here.hear(message, now, Role(here.writer, ours[1], identity=ours[0], chain=ours[2]))
+        if UNKNOWN in (ours[0], theirs[0]) or (ours[0] == theirs[0] and (ours[1] != theirs[1] or ours == theirs)):
+            assert heard is here.last_of(name)
+            if name not in last and len(last) == MOST_PEERS:
+                del last[min(last, key=lambda each: last[each])]
+            last[name] = now
+            left |= {there.writer} if leaving else set()
+        else:
+            assert heard is None
+            last.pop(name, None)
+            strangers.add(there.writer)
+        assert {name: peer.heard for name, peer in here.others.items()} == last
+        assert here.has_left(there.writer) == (there.writer in left)
+        assert here.stranger in ({each.name for each in strangers} or {""})
+    assert len(last) > MOST_PEERS - 4, "those that were silent for longest are forgotten"
+    ignored = [line for line in log_lines if "is ignored, because its journal" in line]
+    assert len(ignored) == min(len(strangers), MOST_STRANGERS), "each is logged once"
 
 
 def test_messages_that_are_too_large_or_have_no_name_of_a_server_are_ignored() -> None:

@@ -128,6 +128,22 @@ def test_an_incomplete_batch_of_a_deposed_leader_is_not_written() -> None:
     assert actions(role) == [Write(0, b"xyz")]
 
 
+def test_an_incomplete_batch_of_the_leader_before_is_not_written_after_this_server_has_led() -> None:
+    role = Role(ME, 0)
+    role.read(1, takeover(1, 0))
+    role.read(2, data(1, 0, b"abc", part=True))
+    assert role.take_over(2)
+    (begun,) = appends(role)
+    role.accepted(begun, 3)
+    role.append(0, whole(b"xyz"))
+    (unknown,) = appends(role)
+    role.found(4, None)
+    assert actions(role) == [Cut(0)]
+    role.was_cut()
+    role.read(4, unknown)
+    assert actions(role) == [Write(0, b"xyz")], "the append was accepted after all"
+
+
 def test_batches_that_the_journal_has_are_compared_and_not_written_again() -> None:
     role = follower(data(1, 0, b"abc"), data(1, 3, b"def"), position=4)
     assert actions(role) == [Compare(0, b"abc"), Compare(3, b"d"), Write(4, b"ef")]

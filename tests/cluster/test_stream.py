@@ -10,11 +10,24 @@ from typing import Any
 
 import pytest
 from nats.js.api import ClusterInfo, PeerInfo
+from nats.js.errors import APIError
+from twisted.internet.defer import Deferred
 
 from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.stream import append_first, begin_again, lacks_leader, nodes_of, stream_of, subject_of, unheard
+from fyrehose.cluster.stream import (
+    NO_ROOM,
+    append_first,
+    begin_again,
+    create,
+    lacks_leader,
+    limit_of,
+    nodes_of,
+    stream_of,
+    subject_of,
+    unheard,
+)
 from fyrehose.errors import FyrehoseError
 from fyrehose.testing.ports import free_port
 
@@ -110,3 +123,25 @@ def test_a_description_says_since_when_its_sender_has_heard_no_majority(
     replicas = [PeerInfo(name=f"n{at}", active=int(each * 1e9)) for at, each in enumerate(active or ())]
     cluster = None if active is None else ClusterInfo(leader="n9", replicas=replicas or None)
     assert unheard(SimpleNamespace(cluster=cluster)) == seconds
+
+
+@pytest.mark.parametrize("code", NO_ROOM)
+@pytest.mark.parametrize(("room", "created"), [(999, 512), (288, 256), (287, 128), (36, 32), (35, 0)])
+def test_stream_is_as_large_as_nats_has_space_for_down_to_24_mib(room: int, created: int, code: int) -> None:
+    """The stream has an eighth more than the limit, beyond which the leader refuses messages."""
+
+    class JetStream:
+        async def add_stream(self, config: Any) -> Any:
+            if config.max_bytes > room << 20:
+                raise APIError(code=500, err_code=code)
+            return config
+
+    made: list[Any] = []
+    wanted = Deferred.fromCoroutine(create(JetStream(), "x", 3, 512 << 20))
+    wanted.addCallbacks(made.append, lambda failure: failure.trap(APIError))
+    assert [limit_of(config) >> 20 for config in made] == ([created] if created else [])
+
+
+@pytest.mark.parametrize(("most", "limit"), [(None, 0), (-1, 0), (0, 0), (1, 0), (9, 8), (900, 800)])
+def test_stream_without_a_size_has_no_limit(most: int | None, limit: int) -> None:
+    assert limit_of(SimpleNamespace(max_bytes=most)) == limit

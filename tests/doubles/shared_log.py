@@ -107,6 +107,7 @@ class MemoryLog:
     hub: Hub
     name: str
     timeout: float = 2.0
+    closed: bool = attrs.field(default=False, init=False)
 
     def open(
         self,
@@ -115,6 +116,8 @@ class MemoryLog:
         asked: Callable[[bytes], None] = lambda message: None,
     ) -> Deferred[list[str]]:
         def opened() -> list[str]:
+            if self.closed:  # it was closed while it was being opened
+                return []
             self.hub.hears[self.name], self.hub.here[self.name] = heard, writer
             self.hub.asks[self.name] = asked
             return []
@@ -153,6 +156,7 @@ class MemoryLog:
         return self._ask(lambda: here)
 
     def close(self) -> Deferred[None]:
+        self.closed = True
         self.hub.hears.pop(self.name, None)
         self.hub.here.pop(self.name, None)
         closed: Deferred[None] = Deferred()
