@@ -234,6 +234,11 @@ class Reader(Transport):
         if self.protocol.outgoing.paused and not self.aborted:
             self.protocol.resumeProducing()
 
+    def lose(self) -> None:
+        self.protocol.connectionLost()
+        assert self.subscription.stopped
+        assert self.protocol.outgoing not in self.protocol.broker.budget.unread
+
     def check(self, most: float) -> None:
         outgoing = self.protocol.outgoing
         assert self.expected.startswith(self.wire), "answers are sent in order, and none within a record"
@@ -264,7 +269,12 @@ def test_peers_that_read_get_records_and_answers_in_order_within_the_memory(seed
     for number, reader in enumerate(readers):
         reader.begin(broker, clock, number)
     for _ in range(300):
-        reader = dice.choice(readers)
+        at = dice.randrange(len(readers))
+        if dice.random() < 0.02:
+            readers[at].lose()
+            readers[at] = Reader()
+            readers[at].begin(broker, clock, at)
+        reader = readers[at]
         if reader.protocol.phase is Phase.OPEN:
             match dice.randrange(6):
                 case 5:
@@ -287,6 +297,5 @@ def test_peers_that_read_get_records_and_answers_in_order_within_the_memory(seed
             reader.read()
     for reader in readers:
         assert reader.protocol.phase is not Phase.OPEN or reader.wire == reader.expected
-        reader.protocol.connectionLost()
-        assert reader.subscription.stopped
+        reader.lose()
     assert unread.used == 0
