@@ -284,6 +284,8 @@ def test_results_are_published_with_the_settling_or_not_at_all() -> None:
     status, refusal = world.settle(done=[*records, *items(world.lease())], publish=results)
     assert (status, refusal["refused"]) == (409, [{"seq": 1, "why": "final"}, {"seq": 2, "why": "final"}])
     assert world.payloads("invoices") == [b"one", b"two"]
+    (run, *_) = world.journal.read("invoices", 1, 1 << 20)
+    assert (run.source, run.producer) == ("http", "127.0.0.1:5000")
     assert world.show()["settled_total"] == 2
 
 
@@ -373,6 +375,13 @@ def test_a_repeated_request_gets_its_leases_although_others_wait_for_records() -
     other = world.say("POST /subscriptions/work/lease", {"consumer": "w2", "wait": 30})
     assert other.hear() == b""
     assert world.lease(10, request=7) == first
+
+
+def test_all_that_a_worker_has_is_released_at_its_request() -> None:
+    world = shared()
+    world.lease(2)
+    assert world.ask("POST /subscriptions/work/release", {"consumer": "w1"}) == (200, {"released": 2})
+    assert [each["seq"] for each in world.lease(3, "w2")] == [1, 2, 3]
 
 
 def test_a_paused_subscription_leases_nothing() -> None:
