@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from random import Random
 
 import attrs
@@ -647,6 +648,7 @@ class Unsafe:
         self.appends: list[Append] = []
         self.asked: list[int] = []
         self.sent = self.wrote = b""
+        self.cut: int | None = None
         self.branches: Counter[str] = Counter()
 
     def act(self) -> None:
@@ -656,8 +658,10 @@ class Unsafe:
                 self.appends.append(action)
             elif isinstance(action, LookAt):
                 self.asked.append(action.number)
+            elif isinstance(action, Cut):
+                self.cut = action.position
             else:
-                assert isinstance(action, Listed), f"nobody else writes, and the leader decides on {action}"
+                assert isinstance(action, (Listed, Changed)), f"the leader decides on {action}"
         for action in self.follower.take():
             if isinstance(action, Write):
                 assert action.position == len(self.wrote)
@@ -668,7 +672,7 @@ class Unsafe:
     def append(self) -> None:
         sizes = [self.dice.choice([1, 30, 99, 100, 101, 250]) for _ in range(self.dice.randint(1, 3))]
         batches = [self.dice.randbytes(size) for size in sizes]
-        self.leader.append(len(self.sent), whole(*batches))
+        self.leader.append(len(self.sent), [Batches(each, self.dice.randrange(1, 1 << 32)) for each in batches])
         self.sent += b"".join(batches)
 
     def note(self) -> None:
@@ -699,6 +703,14 @@ class Unsafe:
         else:
             self.leader.accepted(append.entry, append.expect + 1)
 
+    def late(self) -> None:
+        """Append an entry of a leader that was deposed, which does not count."""
+        self.entries.append(data(0, self.leader.position, b"late", part=self.dice.random() < 0.5))
+        self.branches["a late entry"] += 1
+
+    def sync(self) -> None:
+        self.leader.was_synced(self.dice.randint(0, len(self.sent)))
+
     def look(self) -> None:
         if self.asked:
             number = self.asked.pop()
@@ -710,16 +722,18 @@ class Unsafe:
 
     def step(self) -> None:
         often = [self.append, self.append, self.note, self.deliver, self.deliver, self.deliver, self.look, self.read]
-        (self.leader.repeat if self.dice.random() < 0.05 else self.dice.choice(often))()
+        rare = [self.leader.repeat, self.late, self.sync]
+        self.dice.choice(often if self.dice.random() < 0.9 else rare)()
         self.act()
-        assert self.leader.state is State.LEADER, "no other server has written to the log"
+        assert (self.leader.state is State.LEADER) == (self.cut is None)
+        assert self.cut is None or self.branches["a late entry"], "no other server has written to the log"
         assert self.wrote == self.sent[: len(self.wrote)]
         assert self.leader.position <= len(self.sent)
 
-    def finish(self) -> None:
-        """Let everything arrive."""
+    def settle(self, until: Callable[[], bool]) -> None:
+        """Let everything arrive, until *until* is true or the leader steps down."""
         for _ in range(10_000):
-            if not self.leader.pending:
+            if until() or self.cut is not None:
                 break
             self.leader.repeat()
             self.act()
@@ -727,20 +741,52 @@ class Unsafe:
                 each()
         self.read()
         self.act()
-        assert (self.leader.position, self.wrote == self.sent) == (len(self.sent), True), (
-            "all of it is in the log, once"
-        )
+
+    def finish(self) -> None:
+        """Let everything arrive; afterwards the follower takes over, or the leader has stepped down already.
+
+        It does so, too, if the log takes an append that was renumbered meanwhile, so that it has another end.
+        """
+        self.settle(lambda: not self.leader.pending)
+        if self.cut is None:
+            assert (self.leader.position, self.wrote == self.sent) == (len(self.sent), True), "all is there, once"
+            assert self.follower.validity == self.leader.validity
+            self.append()
+            self.leader.was_synced(len(self.sent))
+            end, chain = self.follower.position, self.follower.chain
+            self.entries.append(of(takeover(2, end), b"", chain))
+            self.entries.append(of(data(2, end, b"of the next"), b"", chain, 7))
+            self.settle(lambda: False)
+        else:
+            self.branches["a step down"] += 1
+        assert self.cut == self.leader.position >= self.leader.synced, "nothing behind the cut counts as synced"
+        journal = self.sent[: self.cut]
+        self.leader.was_cut()
+        for number in range(self.leader.applied, len(self.entries)):
+            self.leader.read(number + 1, self.entries[number])
+        for action in self.leader.take():
+            if isinstance(action, Write):
+                assert action.position == len(journal)
+                journal += action.data
+        assert journal == self.wrote, "both have the same bytes"
         assert self.follower.validity == self.leader.validity
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 10))
-def test_follower_has_every_byte_of_a_leader_whose_appends_and_answers_are_lost(seed: int) -> None:
+def test_follower_has_every_byte_of_a_leader_whose_appends_and_answers_are_lost_until_it_takes_over(seed: int) -> None:
     branches: Counter[str] = Counter()
     for each in range(seed, seed + 10):
         pair = Unsafe(each)
         for _ in range(120):
-            pair.step()
+            if pair.cut is None:
+                pair.step()
         pair.finish()
         branches += pair.branches
-    wanted = ("an entry within a batch", "a lost append", "an append out of order", "a lost answer")
+    wanted = (
+        "an entry within a batch",
+        "a lost append",
+        "an append out of order",
+        "a lost answer",
+        "a late entry",
+    )
     assert all(branches[name] for name in wanted), f"a branch never ran: {branches}"
