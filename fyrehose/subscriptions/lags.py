@@ -65,12 +65,15 @@ class SubscriptionLags:
         :param ends: the journal's ``ends``
         """
         for stream, seq in named.places.items():
-            if ends.get(stream, 0) <= seq:
+            last = ends.get(stream, 0)
+            if last <= seq:
                 named.oldest.pop(stream, None)
                 continue
             if self._next <= self._behind < self._next + LOOKS:
                 first = max(seq + 1, self.journal.bounds(stream)[0])  # retention may have deleted some
-                if named.oldest.get(stream, (0, 0))[0] != first:
+                if first > last:
+                    named.oldest.pop(stream, None)
+                elif named.oldest.get(stream, (0, 0))[0] != first:
                     named.oldest[stream] = (first, self._time(named.name, stream, first))
             self._behind += 1
 
