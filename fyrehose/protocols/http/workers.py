@@ -31,7 +31,7 @@ from fyrehose.ndjson import record_of
 from fyrehose.net.clients import ConnectionOptions, ProcessException, process_exception
 from fyrehose.protocols.http.calling import Caller
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
-from fyrehose.records import Record
+from fyrehose.records import MAX_NAME, Record
 
 log = Logger()
 T = TypeVar("T")
@@ -318,8 +318,9 @@ class SharedWork:
         await self._give_back("untried", record, {} if delay is None else {"delay": delay})
 
     async def reject(self, record: WorkRecord, why: str) -> None:
-        """Make *record* a dead letter at once."""
-        await self._give_back("reject", record, {"why": why[:255]})
+        """Make *record* a dead letter at once; of the reason *why*, as much is stored as a name may have bytes."""
+        text = why.encode(errors="replace")[:MAX_NAME].decode(errors="ignore")
+        await self._give_back("reject", record, {"why": text})
 
     # Internals.
 

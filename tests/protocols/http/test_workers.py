@@ -13,6 +13,8 @@ from twisted.internet.task import Clock
 from fyrehose.errors import FyrehoseError, LeaseLost
 from fyrehose.net.clients import ConnectionFailed
 from fyrehose.protocols.http.workers import SharedWork, WorkClient, WorkRecord
+from fyrehose.records import MAX_NAME
+from tests.doubles.awkward import NAMES, SURROGATES, TOO_LONG
 
 from .test_leasing import World
 
@@ -254,6 +256,21 @@ def test_records_are_returned_and_rejected() -> None:
     shown = world.show()
     assert (shown["settled_total"], shown["dead_total"], shown["delayed"]) == (7, 1, 2)
     assert shown["dead_letters"][0]["why"] == "no address"
+
+
+@pytest.mark.parametrize("why", [*NAMES, *TOO_LONG, *SURROGATES, ""])
+def test_reason_of_a_rejection_is_stored_as_far_as_a_name_may_reach(why: str) -> None:
+    world = World()
+
+    async def body() -> None:
+        async with share(world, most=1) as work:
+            await work.reject(await anext(work), why)
+
+    run(body())
+    wanted = "".join("?" if "\ud800" <= each <= "\udfff" else each for each in why)
+    while len(wanted.encode()) > MAX_NAME:
+        wanted = wanted[:-1]
+    assert [each["why"] for each in world.show()["dead_letters"]] == [wanted or "rejected"]
 
 
 def test_workers_share_the_records_of_a_pattern() -> None:
