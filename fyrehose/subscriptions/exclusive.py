@@ -93,6 +93,10 @@ class ExclusiveSubscription(NamedSubscription):
     def remove_stream(self, stream: str) -> None:
         del self.tracks[stream]
 
+    def may_forget(self, track: Track) -> bool:
+        """Return whether no number is to be written for a stream that was retired."""
+        return self._wanted.get(track.stream, 0) <= track.progress.final.floor
+
     def attach(self, consumer: Consumer, owner: str = "", takeover: bool = False, holder: str = "") -> int:
         """Make *consumer* the consumer, and return the generation.
 
@@ -114,7 +118,7 @@ class ExclusiveSubscription(NamedSubscription):
             changes = True
         if changes:
             draft = Draft(epoch=self.epoch + 1, whole={"owner": owner})
-            self.table.append_by_itself(self, self._with_wanted(draft))
+            self.append_by_itself(draft)
         self.consumer, self.active = consumer, self.table.now()
         return self.epoch
 
@@ -189,6 +193,9 @@ class ExclusiveSubscription(NamedSubscription):
     def append(self, draft: Draft) -> Deferred[Any]:
         return super().append(self._with_wanted(draft))
 
+    def append_by_itself(self, draft: Draft) -> BaseException | None:
+        return super().append_by_itself(self._with_wanted(draft))
+
     def _with_wanted(self, draft: Draft) -> Draft:
         """Return *draft* with the numbers that wait to be written, except in streams that it rewinds."""
         for stream, seq in self._wanted.items():
@@ -210,7 +217,7 @@ class ExclusiveSubscription(NamedSubscription):
     def one_durable(self) -> None:
         super().one_durable()
         if self._wanted and self.durable == self.appended and not self.gone:
-            refusal = self.table.append_by_itself(self, self._with_wanted(Draft()))
+            refusal = self.append_by_itself(Draft())
             if refusal is not None:
                 self._wanted = {}
                 while self._after:

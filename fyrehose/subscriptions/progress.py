@@ -8,6 +8,7 @@
      "expired": [], "ends": [[4181, 4183, 2, 1]]}                                                    a change
     {"v": 2, "since": 17, "name": "copy", "owner": "link 5", "epoch": 9}           another consumer has taken it over
     {"v": 2, "since": 17, "name": "billing", "redriven": 300}                  see SavedSubscription.redriven
+    {"v": 2, "since": 17, "name": "logs", "forget": ["logs.a"], "forgotten": [7, 0, 1, 0]}     retired streams
     {"v": 2, "since": 17, "name": "billing", "state": {...}, "streams": {"orders": {...}}}   a part of a checkpoint
     {"v": 2, "since": 21, "name": ""}                                                        its end
 
@@ -24,7 +25,7 @@ that have no copy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -252,10 +253,14 @@ class SavedSubscription:
             self.streams[stream] = StreamProgress()
         return self.streams[stream]
 
-    def forget(self, stream: str) -> None:
-        """Forget the progress in *stream*, but for its counts."""
-        for kind, count in self.streams.pop(stream).counts.items():
-            self.forgotten[kind] += count
+    def forgetting(self, streams: Collection[str]) -> dict[str, object]:
+        """Return the fields of a change that forgets the progress in *streams*, but for their floors and counts.
+
+        They have the sums of counts, not what is added: several records of one batch may have these fields.
+        """
+        counts = [self.streams[stream].counts for stream in streams]
+        sums = [self.forgotten[kind] + sum(each[kind] for each in counts) for kind in COUNTED]
+        return {"forget": list(streams), "forgotten": sums}
 
     def total(self, kind: str) -> int:
         """Return the count of *kind* in all streams, also in those that were forgotten."""
@@ -281,6 +286,12 @@ class SavedSubscription:
         self.paused = change.get("paused", self.paused)
         self.owner = change.get("owner", self.owner)
         self.redriven = max(self.redriven, change.get("redriven", 0))
+        if "forget" in change:
+            for stream in change["forget"]:
+                if stream in self.streams:  # Created again, it does not begin before its floor.
+                    floor = self.streams[stream].final.floor
+                    self.streams[stream] = StreamProgress(NumberSet(floor), floor)
+            self.forgotten = dict(zip(COUNTED, change["forgotten"], strict=True))
 
     def packed(self) -> dict[str, Any]:
         """Return the state without the streams as an object for JSON, as :meth:`unpacked` reads it."""

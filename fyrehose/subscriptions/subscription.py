@@ -19,6 +19,9 @@ from fyrehose.subscriptions.progress import SavedSubscription, StreamProgress, S
 if TYPE_CHECKING:
     from fyrehose.subscriptions.table import SubscriptionTable
 
+#: How many streams that were retired one change forgets at most.
+MOST_FORGOTTEN = 250
+
 #: Publishes runs, and records of the server's own, in one batch.
 PublishBatch = Callable[[Sequence[Run], Sequence[Run]], Deferred[Any]]
 
@@ -144,10 +147,12 @@ class NamedSubscription:
             track
             for stream, track in self.tracks.items()
             if stream not in ends and stream not in streams and self.may_forget(track)
-        ]
+        ][:MOST_FORGOTTEN]
+        if not gone or self.append_by_itself(Draft(whole=self.saved.forgetting([each.stream for each in gone]))):
+            return
         for track in gone:
             self.remove_stream(track.stream)
-            self.saved.forget(track.stream)
+            self.saved.streams.pop(track.stream)
             self.oldest.pop(track.stream, None)
             self.table.room.count(self.network, 0, -1)
 
@@ -156,6 +161,10 @@ class NamedSubscription:
     def append(self, draft: Draft) -> Deferred[Any]:
         """Append *draft*; return a Deferred that fires when it is durable."""
         return self.table.append(self, draft)
+
+    def append_by_itself(self, draft: Draft) -> BaseException | None:
+        """Append *draft*, which no request waits for; return why it was refused, or None."""
+        return self.table.append_by_itself(self, draft)
 
     def accept(self, draft: Draft) -> None:
         """Change the state, because the journal has accepted *draft* (rule 20)."""

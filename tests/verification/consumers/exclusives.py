@@ -273,7 +273,9 @@ class World(kept.World):
     # Checks:
 
     def compare(self):
-        """Compare the state of the server with the model."""
+        """Compare the state of the server with the model, and sometimes with what the next one would read."""
+        if self.left % 5 == 0:
+            self.compare_stored()
         named, known = self.named, self.appended
         check(self.ending is None, f"{self.ending and self.ending.name} was not displaced")
         if named is None:

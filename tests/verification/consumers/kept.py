@@ -21,7 +21,7 @@ from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.standing import Standing
-from fyrehose.subscriptions.progress import STREAM
+from fyrehose.subscriptions.progress import STREAM, SavedSubscription, SavedSubscriptions, StreamProgress
 from fyrehose.testing import MemoryJournal
 
 NAME, STREAMS, RECORDS = "n", ("logs.a", "logs.b", "logs.c"), 5
@@ -66,6 +66,10 @@ class Journal(MemoryJournal):
     def waiting(self):
         return [publish for publish, _ in (*self.behind, *self.pending)]
 
+    def retiring(self):
+        """Return the streams that will be retired by what waits."""
+        return {stream for _, streams in (*self.behind, *self.pending) for stream in streams}
+
 
 class BoundedClock(Clock):
     """A clock that notices a server that always has more to do."""
@@ -105,6 +109,12 @@ def both(each):
     return (each, each) if isinstance(each, int) else tuple(each)
 
 
+def fields_of(progress: StreamProgress) -> dict[str, object]:
+    """Return all that is stored about the progress in one stream."""
+    final, ends = progress.final, [(span.first, span.last, span.state) for span in progress.ends]
+    return attrs.asdict(progress, recurse=False) | {"final": (final.floor, final.above()), "ends": ends}
+
+
 class World:
     """A server, which may be killed and started again, and what has happened."""
 
@@ -121,6 +131,31 @@ class World:
     def named(self):
         """Return the subscription as the server knows it, or None."""
         return self.broker.table.entries.get(NAME)
+
+    def stored(self):
+        """Return the subscription as a start would read it, if all that waits became durable; None: there is none."""
+        runs = [*self.journal.read(STREAM, 1, 1 << 20)]
+        runs += [run for publish in self.journal.waiting() for run in publish.runs if run.stream == STREAM]
+        found, records = SavedSubscriptions(), [record for run in runs for record in run.records()]
+        for record in records[max(0, found.begin(records[-1]) - 1) :] if records else ():
+            found.apply(record)
+        return found.entries.get(NAME)
+
+    def compare_stored(self):
+        """Check that the next server would know what this one knows, but for streams that were retired."""
+        named, stored = self.named, self.stored()
+        known = None if named is None else named.saved
+        check((known is None) == (stored is None), f"the server has {known}, and the journal {stored}")
+        if known is None or stored is None:
+            return
+
+        def whole(saved: SavedSubscription) -> object:
+            return saved.options, saved.options.creator, saved.epoch, saved.paused, saved.redriven, saved.owner
+
+        check(whole(known) == whole(stored), f"the server has {whole(known)}, and the journal {whole(stored)}")
+        for stream in known.streams.keys() - self.retired.keys() - self.journal.retiring():
+            mine, others = fields_of(known.streams[stream]), fields_of(stored.streams.get(stream, StreamProgress()))
+            check(mine == others, f"the server has {mine} of {stream}, and the journal {others}")
 
     def start(self):
         self.starts += 1

@@ -19,6 +19,7 @@ import random
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from itertools import count
 from unittest.mock import patch
 
 import attrs
@@ -34,6 +35,7 @@ from fyrehose.records import Run
 from fyrehose.standing import Standing
 from fyrehose.subscriptions import lane as lanes
 from fyrehose.subscriptions import pool, progress, shared
+from fyrehose.subscriptions.description import describe
 from fyrehose.subscriptions.lane import Draft, Lane, Leased, Waiting
 from fyrehose.subscriptions.pool import Item, LeasePool
 from fyrehose.subscriptions.progress import SOURCE, SubscriptionOptions
@@ -82,6 +84,7 @@ class World(kept.World):
         self.deliveries, self.untried, self.high = Counter(), Counter(), Counter()
         self.net, self.given, self.released, self.refusals = [], set(), set(), set()
         self.number, self.lost, self.paused, self.refusal = 0, 0, False, None
+        self.again = 0  # how many records have expired twice
         self.workers = [Worker(self, f"w{number}") for number in range(WORKERS)]
         self.start()
         self.create()
@@ -94,12 +97,13 @@ class World(kept.World):
         ended, lost = set(), 0
         for change in changes(publish):
             if "set" in change:
-                self.paused, self.lost = False, 0
+                self.paused, self.lost, self.again = False, 0, 0
                 self.seen["deleted" if change["set"] is None else "created"] += 1
             # If a server ends between the first record of a stream that is created again and the first change in it,
             # the next one finds again that the records are gone that were forgotten.
             stream, gone = change.get("stream"), numbers(change.get("expired", ()))
             again = {seq for seq in gone if seq <= self.retired[stream] and (stream, seq) in self.final}
+            self.again += len(again)
             if again:
                 change["expired"] = [seq for seq in numbers(change["expired"]) if seq not in again]
             found = self.truth.apply(change)
@@ -321,6 +325,41 @@ class World(kept.World):
             self.ask(lambda: self.sharing.redrive(shared))
         if (shared := self.named) is not None:
             agrees(shared.pool, event)
+        if self.left % 5 == 0:
+            self.compare_stored()
+            self.compare_durable()
+
+    def compare_durable(self):
+        """Check that retention keeps all records that are not final, durably, and that people see the true counts."""
+        shared = self.named
+        if shared is None or any("set" in change for publish in self.journal.waiting() for change in changes(publish)):
+            return
+        kept = {each.stream: each.seq for each in self.broker.table.unread() if not each.pinned}
+        for stream in shared.tracks.keys() - self.journal.retiring():
+            retired = self.retired[stream]
+            first = next(seq for seq in count(retired + 1) if (stream, seq) not in self.final)
+            floor = max(kept.get(stream, 0), retired)
+            check(floor == first - 1, f"retention keeps {stream} behind {floor}, and {first} is not final")
+        self.compare_shown(shared)
+
+    def compare_shown(self, shared):
+        """Check that people see the records as their states are, and the counts of the truth."""
+        shown, states, new = describe(shared), Counter(), 0
+        for lane in shared.pool.lanes.values():
+            known = {seq: span.state for span in lane.spans for seq in range(span.first, span.last + 1)}
+            states.update("leased" if isinstance(each, Leased) else each.delayed for each in known.values())
+            new += sum(seq not in known and seq not in lane.progress.final for seq in range(1, lane.last + 1))
+        wanted = {"in_flight": states["leased"], "delayed": states[True], "waiting": states[False]}
+        wanted |= {"streams": len(shared.tracks), "window_full": states.total() >= WINDOW}
+        wanted |= {"requests_waiting": len(shared.waiting), "paused": self.paused_at_all()}
+        ended = Counter(how for _, how in self.truth.counts.elements()) + Counter(expired=self.again)
+        for publish in self.journal.waiting():
+            ended.update(how for change in changes(publish) for *_, how in ended_by(change))
+        wanted |= {f"{how}_total": ended[how] for how in ("settled", "dead", "expired")}
+        # A start does not skip the records that have expired behind the last one that may have been leased.
+        check(new <= shown["lag"] <= new + wanted["expired_total"], f"the lag is {shown['lag']}, not {new}")
+        wrong = {name: (shown[name], value) for name, value in wanted.items() if shown[name] != value}
+        check(not wrong, f"people see other values than the true ones: {wrong}")
 
     def deliver(self, rng):
         at, fate = rng.randrange(len(self.net)) if rng.random() < 0.4 else 0, rng.random()
