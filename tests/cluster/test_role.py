@@ -659,6 +659,7 @@ class Unsafe:
             elif isinstance(action, LookAt):
                 self.asked.append(action.number)
             elif isinstance(action, Cut):
+                assert action.reason.endswith(" has written to the shared log"), "each entry of its own counts"
                 self.cut = action.position
             else:
                 assert isinstance(action, (Listed, Changed)), f"the leader decides on {action}"
