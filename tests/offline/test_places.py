@@ -190,6 +190,27 @@ def test_unreachable_server_is_reported() -> None:
             RemoteJournal(wrong).view()
 
 
+def test_a_connection_that_has_died_silently_is_replaced() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            for only in (answer(200), answer(206, b"part"), answer(206, b"part")):
+                connection, _ = listening.accept()
+                connection.recv(4096)
+                connection.sendall(only)  # it is silent after that
+                kept.append(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        there = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=2, first_pause_s=0)
+        with there.open(0, 100) as reader:
+            assert [bytes(reader.read(at, 4)) for at in (0, 50)] == [b"part"] * 2
+        thread.join()
+        for connection in kept:
+            connection.close()
+
+
 def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None:
     with Answering([proxy(404)]) as there, pytest.raises(JournalUnreachable, match="a proxy answered for it with 404"):
         RemoteJournal(there.url).open(0, 100)

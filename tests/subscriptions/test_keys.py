@@ -40,10 +40,12 @@ def test_the_key_is_a_member_of_the_object(payload: bytes, key: str | None) -> N
     assert member(payload, "k") == key
 
 
-def test_only_the_beginning_of_a_payload_is_searched() -> None:
-    rest = b'"a": "' + b"x" * KEY_BYTES + b'"'
-    assert member(b'{"k": 1, ' + rest + b"}", "k") == "1"
-    assert member(b"{" + rest + b', "k": 1}', "k") is None
+@pytest.mark.parametrize("filler", ["x", "\u00fc", "\u20ac", "\U0001f600"])
+def test_only_the_beginning_of_a_payload_is_searched_wherever_it_cuts_a_character(filler: str) -> None:
+    for space in range(4):
+        rest = b'"a": "' + b" " * space + filler.encode() * (KEY_BYTES // len(filler.encode())) + b'"'
+        assert member(b'{"k": 1, ' + rest + b"}", "k") == "1"
+        assert member(b"{" + rest + b', "k": 1}', "k") is None
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -33,6 +33,14 @@ def test_new_keys_share_one_bucket_when_the_table_is_full() -> None:
     assert len(rates) == 2
 
 
+def test_keys_whose_buckets_are_full_again_make_room_behind_one_that_is_busy() -> None:
+    rates = Rates(1, 1, most=2)
+    assert [rates.take(key, 1, 0.0) for key in ("busy", "idle")] == [1, 1]
+    rates.charge("busy", 9, 0.5)
+    assert [rates.take(key, 1, 2.0) for key in ("new", "newer")] == [1, 1], "one has the place, one the shared bucket"
+    assert rates.take("newest", 1, 2.0) == 0
+
+
 def test_flood_of_keys_keeps_the_table_bounded() -> None:
     rates = Rates(10, 10, most=100)
     assert rates.take("known", 1, 0.0) == 1

@@ -41,6 +41,16 @@ def test_same_earlier_records_in_several_rounds_mean_another_journal() -> None:
     assert (check.highest, check.end) == (20, 5)
 
 
+def test_answers_with_other_records_count_from_the_lowest_of_them() -> None:
+    check = begun()
+    found = []
+    for number in range(FIRST_ROUNDS + 2 * EVIDENCE - 1):
+        check.due(number * ROUND)
+        if number >= FIRST_ROUNDS:
+            found.append(check.received(records(1 if len(found) >= EVIDENCE - 1 else 2, 5)))
+    assert found == [False] * (2 * EVIDENCE - 2) + [True]
+
+
 def test_answer_with_the_highest_sequence_ends_the_check() -> None:
     check = begun()
     check.due(0.0)

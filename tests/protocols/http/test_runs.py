@@ -70,8 +70,10 @@ def test_piece_has_as_many_records_as_fit(size: int) -> None:
     assert len(encoded.data) + size + 5 > min(PIECE, len(run.payload)) or size == PIECE // 2 + 1
 
 
-def test_record_larger_than_a_piece_is_cut() -> None:
-    run = Run.of("s", [bytes(range(256)) * 2_000, b"next"], source="http", producer_seq=9).numbered(5, 1)
+@pytest.mark.parametrize("size", [PIECE + 1, 2 * PIECE - 1, 2 * PIECE, 2 * PIECE + 1, 512_000])
+def test_record_larger_than_a_piece_is_cut(size: int) -> None:
+    payload = (bytes(range(256)) * 2_000)[:size]
+    run = Run.of("s", [payload, b"next"], source="http", producer_seq=9).numbered(5, 1)
     form = run_form("")
     assert form.encode((run,)).records == 0
     large, position, pieces = form.large(run, TextChecks()), 0, []

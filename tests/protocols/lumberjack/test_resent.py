@@ -265,6 +265,19 @@ def test_half_open_connections_of_a_network_find_each_others_events() -> None:
     assert (receiver.charged, receiver.repetitions.suspects) == (0, 0)
 
 
+def test_what_was_sent_again_is_remembered_longer_and_what_was_lost_after_it_is_not() -> None:
+    receiver = Receiver()
+    first, second = receiver.connect(), receiver.connect()
+    first.send(event(1))
+    second.send(event(2))
+    for each in (first, second):
+        each.close()
+    receiver.now = AGE - 1
+    assert receiver.connect("other").send(event(1)) == []
+    receiver.now = AGE + 1
+    assert receiver.connect("third").send(event(2), event(1)) == [event(2)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_network_is_watched_for_the_age_after_its_last_connection_beside_another_one(seed: int) -> None:
     dice, receiver = Random(seed), Receiver()
