@@ -303,7 +303,7 @@ def test_state_with_a_limit_of_its_own_is_charged_besides() -> None:
 
 @attrs.define(eq=False)
 class Data:
-    """What one peer has not read; the table of all is told when it is displaced."""
+    """Bytes that one peer has not read; the table of all is told when it is displaced."""
 
     network: str
     table: Unread

@@ -1,4 +1,4 @@
-"""What tests of journals that no server uses share; the fixture is that of tests/doubles/opened_journal.py."""
+"""Helpers of tests of journals that no server uses; their fixture is that of tests/doubles/opened_journal.py."""
 
 from __future__ import annotations
 
