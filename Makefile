@@ -223,6 +223,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --durability never
 	$(BIN)/python tests/verification/torture/power.py --count $(call scaled,500) --fs xfs
 	$(BIN)/python tests/verification/torture/replication.py --count $(call scaled,100000)
+	$(BIN)/python tests/verification/torture/groups.py --count $(call scaled,100000)
 	$(BIN)/python tests/verification/torture/weather.py --rounds $(call scaled,40)
 	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
 	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,20000)
