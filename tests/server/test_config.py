@@ -41,6 +41,12 @@ def test_a_listener_is_parsed(text: str, pair: tuple[str, str]) -> None:
     assert parse_listen(text) == pair
 
 
+def test_files_of_endpoints_are_found_also_behind_escaped_colons() -> None:
+    endpoint = r"ssl:0:interface=127.0.0.1:privateKey=/a\:b/\\key.pem:certKey=/c.pem"
+    config = resolve("data", [("figg", endpoint)], {})
+    assert set(config.files.values()) == {r"/a:b/\key.pem", "/c.pem"}
+
+
 @pytest.mark.parametrize("text", ["", "figg", "figg=", "=tcp:1", "tcp:8119"])
 def test_invalid_listeners_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected PROTOCOL=ENDPOINT, for example figg=tcp:8119"):

@@ -83,6 +83,17 @@ def test_a_second_signal_ends_draining(number: signal.Signals, log_lines: list[s
     assert log_lines == [f"stopping: {number.name}"]
 
 
+def test_a_signal_after_draining_has_no_effect(log_lines: list[str]) -> None:
+    reactor = DrainingReactor()
+    process.stop_on_signals(reactor, lambda: 5.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    reactor.clock.advance(5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert [told for told in reactor.told if told == "stopped"] == ["stopped"]
+    assert log_lines[0] == "stopping: SIGTERM"
+    assert "still stopping" in log_lines[1]
+
+
 def test_ctrl_c_stops_the_server_without_draining() -> None:
     reactor = DrainingReactor()
     process.stop_on_signals(reactor, lambda: 5.0)

@@ -108,7 +108,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     (listener,) = config.listeners
     assert (listener.endpoint, listener.settings.stream, listener.settings.push_rate) == ("udp:1", "file", 5)
     words = ["-c", str(path), "-d", "here", "-l", "backbone=udp:2", "-o", "backbone.stream=line"]
-    config = parsed(*words, "--durability", "batch").resolved
+    config = parsed(*words, "-o", "journal.durability=never", "--durability", "batch").resolved
     assert (config.data_dir, config.journal.durability.mode) == (Path("here").absolute(), "batch")
     (listener,) = config.listeners
     assert (listener.endpoint, listener.settings.stream, listener.settings.push_rate) == ("udp:2", "line", 5)
@@ -482,6 +482,15 @@ class TestLog:
             self.under(logfile="-")()
         assert "a daemon cannot log to standard output" in capsys.readouterr().err
 
+    def test_a_daemon_logs_to_a_file_in_its_directory_by_default(
+        self, tmp_path: Path, usual: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        observer = self.under(logfile=None)()
+        self.say(observer, "hello")
+        observer.out.close()
+        assert "hello" in (tmp_path / "twistd.log").read_text()
+
     def test_log_options_of_twistd_take_precedence(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert self.under(logger="mine") is None
         assert self.under(syslog=True) is None
@@ -499,7 +508,8 @@ class TestLog:
         ServerProcess(StoppingReactor(), config, made, own=ending.own).setServiceParent(application)
         ILogObserver(application)({"log_format": "hello", "log_time": 0.0})
         assert json.loads(capsys.readouterr().out)["message"] == "hello"
-        ServerProcess(StoppingReactor(), config, own=ending.own).setServiceParent(MultiService())
+        for observer in (made, None):
+            ServerProcess(StoppingReactor(), config, observer, own=ending.own).setServiceParent(MultiService())
 
 
 def test_the_service_manager_is_notified_of_the_start_and_the_stop(
