@@ -12,11 +12,15 @@ from crc32c import crc32c
 from fyrehose.errors import JournalError
 from fyrehose.journal import format as fmt
 from fyrehose.journal import packing, scan
+from fyrehose.journal.ends import END, vouched_end
 from fyrehose.journal.files import Files
 from fyrehose.journal.quarantine import set_aside
 from fyrehose.journal.settings import durability
 from fyrehose.journal.streams import StreamLimits
+from fyrehose.offline.backup import Backup
 from fyrehose.offline.dump import stats
+from fyrehose.offline.mirror import Replica
+from fyrehose.offline.places import Directory
 from fyrehose.offline.verify import Report, verify
 from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
@@ -32,6 +36,10 @@ def fill(bench, count: int = 60) -> None:  # type: ignore[no-untyped-def]
 
 def problems(directory: Path) -> list[str]:
     return [str(problem) for problem in verify(directory).problems]
+
+
+def batches(directory: Path) -> list[Batch]:
+    return [found for found in walk(Log.of(directory)) if isinstance(found, Batch)]
 
 
 def patch(path: Path, offset: int, data: bytes) -> None:
@@ -222,6 +230,24 @@ def test_journal_without_checkable_batches_is_an_error(open_journal) -> None:
     (bench.directory / "MARK").unlink()
     with pytest.raises(JournalError, match=r"nothing .* could be checked"):
         verify(bench.directory)
+
+
+def test_a_last_batch_that_is_not_the_one_of_the_backup_is_reported_with_its_place(  # type: ignore[no-untyped-def]
+    open_journal, tmp_path: Path
+) -> None:
+    bench, target = open_journal(segment_size=4096), tmp_path / "copy"
+    fill(bench)
+    with Replica(target, Files()) as replica:
+        Backup(Directory(bench.directory), replica).run()
+    last = batches(target)[-1]
+    segment, at = last.segment, last.header.position
+    assert problems(target) == []
+    end = vouched_end(target, Files())
+    assert end is not None
+    for other in (attrs.evolve(end, chain=end.chain ^ 1), attrs.evolve(end, identity=bytes(16))):
+        (target / END).write_bytes(other.pack())
+        what = "the last batch is not the one that the file END names, which is of another log, or damaged"
+        assert problems(target) == [f"{segment.path.name} at byte {at - segment.base}: {what}"]
 
 
 def test_missing_oldest_segments_are_reported(open_journal) -> None:
