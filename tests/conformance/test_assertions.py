@@ -1,4 +1,4 @@
-"""Every test asserts something, or calls a helper in its file that does."""
+"""Every test asserts something, or calls a helper in its file, or in the conftest.py beside it, that does."""
 
 from __future__ import annotations
 
@@ -35,20 +35,25 @@ def asserts(function: Function) -> bool:
     )
 
 
-def without_assertion(source: str) -> list[str]:
-    """Return the names of the tests in *source* that assert nothing, and call no function of *source* that asserts."""
+def without_assertion(source: str, shared: str = "") -> list[str]:
+    """Return the names of the tests in *source* that assert nothing, and call no function that does.
+
+    :param shared: the source of functions that tests of the folder share
+    """
     found = functions(ast.parse(source))
-    helpers = {each.name for each in found if not each.name.startswith("test_") and asserts(each)}
+    others = [each for each in [*found, *functions(ast.parse(shared))] if not each.name.startswith("test_")]
+    helpers = {each.name for each in others if asserts(each)}
     tests = [each for each in found if each.name.startswith("test_")]
     return [each.name for each in tests if not asserts(each) and not called(each) & helpers]
 
 
 def test_every_test_asserts() -> None:
-    found = {
-        path.name: names
-        for path in TESTS.rglob("test_*.py")
-        if (names := without_assertion(path.read_text(encoding="utf-8")))
-    }
+    found = {}
+    for path in TESTS.rglob("test_*.py"):
+        shared = path.with_name("conftest.py")
+        helpers = shared.read_text(encoding="utf-8") if shared.exists() else ""
+        if names := without_assertion(path.read_text(encoding="utf-8"), helpers):
+            found[path.name] = names
     # The test of the page runs scenarios, which are functions of embedding_page.py that assert.
     assert found == {"test_embedding_page.py": ["test_each_program_of_the_page_runs_as_the_page_says"]}
 
