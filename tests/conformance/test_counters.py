@@ -32,7 +32,7 @@ REFUSING = {"RemoteProtocolError", "refuse", "_refuse", "Dropped", "count_refusa
 CLIENTS = re.compile(r"client|reader|publisher")
 CLIENT_CLASSES = {
     *("BackboneClientSession", "ConnectorSession", "EventBusClientSession", "LumberjackWriterSession"),
-    "RelpClientSession",
+    *("CurveClient", "RelpClientSession"),
 }
 
 
