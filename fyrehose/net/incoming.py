@@ -208,6 +208,9 @@ class FrameWatch:
             self._since = None
         elif another or self._since is None:
             self._since, self._arrived, self._due = now, 0, now + SLOW_FRAME_S
+            # The bytes of a large frame before this one have given time to that frame only.
+            if self._timer is not None and self._timer.getTime() > now + self.timeout:
+                self._timer.reset(self.timeout)
         else:
             self._arrived += got
             self._due = min(now + SLOW_FRAME_S, max(self._due, now - SLOW_FRAME_S) + got / SLOWEST)

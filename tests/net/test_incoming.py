@@ -2,163 +2,168 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from random import Random
+from typing import Any
+
+import attrs
 from twisted.internet.task import Clock
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.net.incoming import CERTAINTY, RETRY, SLOW_FRAME_S, SLOWEST, FrameWatch, Reading
-from fyrehose.net.inflight import InFlight
 
-#: The size that incomplete frames announce; what is in memory of them takes no room in these tests.
-FRAME = 200
+#: Times and sizes are multiples of these, so that sums of them are exact.
+TICK_S, PART = 1 / 8, SLOWEST // 8
+TIMEOUT_S = 12.0
 
 
-class World:
-    """A connection with a clock and a frame watch."""
+@attrs.define
+class Memory:
+    """The account of a connection, as a frame watch sees it.
 
-    def __init__(self, timeout: float = 30.0) -> None:
-        self.clock = Clock()
+    :ivar charged: the sizes that it was told last, of the frame and of what is in memory of it
+    :ivar looks: when it was last asked to check again
+    """
+
+    waits: bool = False
+    charged: tuple[int, int] = (0, 0)
+    looks: list[float] = attrs.field(factory=list)
+
+    def expect(self, size: int, arrived: int) -> None:
+        self.charged = size, arrived
+
+    def retry(self, now: float) -> None:
+        self.looks.append(now)
+
+
+class History:
+    """Frames that arrive at any rate, with pauses, beside the rules: when one is slow, and when it is late.
+
+    :ivar credit: for how many seconds the frame can stop before it is behind the lowest rate; negative: it is behind
+    :ivar behind_at: when it was first seen to be behind
+    :ivar began: when the frame began, or reading was resumed; None: no frame is incomplete
+    :ivar seen: how often which case was tried
+    """
+
+    def __init__(self, seed: int, seen: Counter[str]) -> None:
+        self.dice, self.seen, self.clock, self.memory = Random(seed), seen, Clock(), Memory()
         self.ended: list[str] = []
-        self.watch = FrameWatch(self.clock, timeout, self.end, self.end)
-        self.reading = Reading(self.watch.pause, self.watch.resume)
-        self.watch.account = InFlight(limit=512).account(self.reading, "a", self.watch)
+        account: Any = self.memory
+        self.watch = FrameWatch(self.clock, TIMEOUT_S, self.end, self.end, account)
+        self.paused, self.looked_at = False, 0.0
+        self.credit, self.arrived = 0.0, 0
+        self.began: float | None = None
+        self.behind_at: float | None = None
+        self.rate, self.ends = self.dice.choice((0.0, 0.5, 1.0, 2.0)), self.dice.choice((0.0, 0.003, 0.03))
+        self.pauses = self.dice.choice((0.0, 0.002, 0.02))
 
     def end(self, error: RemoteProtocolError) -> None:
         self.ended.append(error.cause)
 
-    def is_slow(self) -> bool:
-        """Return whether the frame is slow when it is checked twice."""
-        slow = self.watch.slow
-        assert not slow, "it is certain too soon"
-        self.clock.advance(CERTAINTY)
-        return self.watch.slow
+    @property
+    def now(self) -> float:
+        return self.clock.seconds()
 
-    def bring(self, rate: float, seconds: int) -> list[bool]:
-        """Bring *rate* bytes each second; whether the frame was slow, each second."""
-        slow = []
-        for _ in range(seconds):
-            self.clock.advance(1)
-            slow.append(self.watch.slow)
-            self.receive(int(rate))
-        return slow
+    def observe(self) -> None:
+        if self.credit >= 0:
+            self.behind_at = None
+        elif self.behind_at is None:
+            self.behind_at = self.now
 
-    def receive(self, size: int, *, another: bool = False) -> None:
-        """Receive *size* bytes of a frame that is still incomplete afterwards; *another*: of another frame."""
-        self.watch.received(size, FRAME, 0, another)
+    def receive(self, parts: int) -> None:
+        """Receive some *parts* of a frame: the incomplete one, another, or the last of all."""
+        another, none = self.began is not None and self.dice.random() < self.ends, self.dice.random() < self.ends
+        size, buffered = (0, 0) if none else (self.dice.choice((200, 1 << 30)), self.dice.randrange(200))
+        if none:
+            self.began = None
+        elif another or self.began is None:
+            self.began, self.credit, self.arrived = self.now, SLOW_FRAME_S, 0
+        else:
+            self.arrived += parts * PART
+            # A burst saves no more time than this, and a pause of any length costs no more.
+            self.credit = min(SLOW_FRAME_S, max(self.credit, -SLOW_FRAME_S) + parts * TICK_S)
+        self.watch.received(parts * PART, size, buffered, another)
+        if size:
+            self.observe()
+        assert (self.watch.size, self.memory.charged) == (size, (size, buffered))
 
+    def pause(self) -> None:
+        self.paused, self.memory.waits, self.looked_at = True, self.dice.random() < 0.5, self.now
+        self.watch.pause()
 
-@pytest.fixture
-def world() -> World:
-    made = World()
-    made.receive(10, another=True)
-    return made
+    def resume(self) -> None:
+        self.paused = self.memory.waits = False
+        self.watch.resume()
+        # What the peer sends has to get here first.
+        self.credit, self.behind_at = max(self.credit, SLOW_FRAME_S / 2), None
+        self.began = None if self.began is None else self.now
 
+    def pass_time(self) -> None:
+        self.memory.looks.clear()
+        self.clock.advance(TICK_S)
+        if not self.paused:
+            self.credit -= TICK_S
+        self.check_looks()
+        late = self.began is not None and self.now >= self.began + TIMEOUT_S + self.arrived / SLOWEST
+        assert self.ended == ["frame-timeout"] * (late and not self.paused)
 
-def test_a_frame_that_arrives_at_the_lowest_rate_is_not_slow(world: World) -> None:
-    assert not any(world.bring(SLOWEST, 300))
+    def check_looks(self) -> None:
+        """Check whether a frame that waits for memory has checked again in time, and no other has."""
+        waits = self.memory.waits and self.began is not None
+        if self.memory.looks:
+            assert waits, "nothing waits"
+            assert self.memory.looks == [self.now]
+            self.looked_at = self.now
+        assert not waits or self.now < self.looked_at + RETRY, "it is not asked again"
+        self.seen["look"] += len(self.memory.looks)
 
+    def check_slow(self) -> None:
+        slow = False
+        if self.began is not None and not self.paused:
+            self.observe()
+            slow = self.behind_at is not None and self.now >= self.behind_at + CERTAINTY
+        assert self.watch.slow == slow, f"{self.credit:g} s are left, it is behind since {self.behind_at}"
+        self.seen["slow"] += slow
+        self.seen["behind"] += self.behind_at is not None and not slow
 
-def test_a_frame_below_the_lowest_rate_becomes_slow(world: World) -> None:
-    slow = world.bring(SLOWEST / 2, 30)
-    assert not any(slow[: int(SLOW_FRAME_S)])
-    assert slow[-1]
+    def step(self) -> None:
+        if self.dice.random() < 0.02:
+            self.rate = self.dice.choice((0.0, 0.0, 0.5, 1.0, 2.0))
+        if self.dice.random() < (0.1 if self.paused else self.pauses):
+            (self.resume if self.paused else self.pause)()
+        elif not self.paused and self.dice.random() < 0.5:
+            burst = self.dice.random() < 0.002
+            self.receive(self.dice.choice((40, 200)) if burst else round(self.dice.random() * 4 * self.rate))
+        if self.dice.random() < 0.9:
+            self.check_slow()
+        self.pass_time()
 
-
-def test_a_burst_does_not_excuse_a_pause_after_it(world: World) -> None:
-    world.receive(16 << 20)
-    world.clock.advance(SLOW_FRAME_S)
-    assert not world.watch.slow
-    world.clock.advance(0.1)
-    assert world.is_slow()
-
-
-def test_a_frame_that_arrives_fast_again_is_not_slow_any_more(world: World) -> None:
-    world.clock.advance(25)
-    assert world.is_slow()
-    world.receive(SLOWEST * 6)
-    assert not world.watch.slow
-
-
-def test_a_frame_that_was_not_read_because_the_reactor_was_busy_is_not_slow(world: World) -> None:
-    world.clock.advance(60)
-    assert not world.watch.slow
-    for _ in range(20):  # the turns of the reactor after that
-        world.clock.advance(0.05)
-        world.receive(SLOWEST)
-        assert not world.watch.slow
-
-
-def test_a_trickling_frame_is_slow_at_the_first_check(world: World) -> None:
-    for _ in range(20):
-        world.clock.advance(1)
-        world.receive(900)
-    assert world.watch.slow
-
-
-def test_each_frame_is_watched_separately(world: World) -> None:
-    world.clock.advance(25)
-    world.receive(10, another=True)
-    assert not world.watch.slow
-    world.clock.advance(29)
-    assert world.ended == []
-
-
-def test_without_an_incomplete_frame_a_connection_is_neither_slow_nor_late(world: World) -> None:
-    world.watch.received(10, 0, 0, True)
-    world.clock.advance(1000)
-    assert not world.watch.slow
-    assert world.ended == []
-
-
-def test_paused_time_does_not_count(world: World) -> None:
-    world.clock.advance(4)
-    world.reading.pauseProducing()
-    world.clock.pump([10] * 100)
-    assert not world.watch.slow
-    world.reading.resumeProducing()
-    assert not world.watch.slow
-    for seconds in (CERTAINTY, SLOW_FRAME_S / 2 - 2 * CERTAINTY, CERTAINTY):
-        world.clock.advance(seconds)
-        assert not world.watch.slow, "what the peer sends has to get here first"
-    world.clock.advance(0.1)
-    assert world.is_slow()
-    assert world.ended == []
+    def run(self) -> None:
+        for _ in range(1_000):
+            self.step()
+            if self.ended:
+                self.seen["late"] += 1
+                break
+        self.watch.close()
+        assert not self.clock.getDelayedCalls()
+        assert not self.watch.slow
 
 
-def test_a_frame_is_late_after_the_timeout_and_a_second_per_64_kib(world: World) -> None:
-    world.receive(3 * SLOWEST)
-    world.clock.advance(32.9)
-    assert world.ended == []
-    world.clock.advance(0.2)
-    assert world.ended == ["frame-timeout"]
+def test_frames_are_slow_and_late_by_the_rules_whatever_the_rate_and_the_pauses() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(80):
+        History(seed, seen).run()
+    assert min(seen[each] for each in ("slow", "behind", "late", "look")) > 10, f"hardly tried: {seen}"
 
 
-def test_a_frame_that_waits_for_memory_retries_regularly(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    account = world.watch.account
-    assert account is not None
-    looks: list[float] = []
-    monkeypatch.setattr(type(account), "retry", lambda self, now: looks.append(now))
-    other = account.budget.account(Reading(lambda: None, lambda: None), "a", world.watch)
-    other.expect(200, 100)
-    account.expect(200, 100)
-    assert world.reading.paused
-    world.clock.pump([RETRY] * 5)
-    assert looks == [1, 2, 3, 4, 5]
-    other.close()
-    assert not world.reading.paused
-    world.clock.pump([RETRY] * 5)
-    assert len(looks) == 5
-
-
-def test_a_watch_that_is_closed_leaves_no_timer(world: World) -> None:
-    world.watch.close()
-    assert not world.clock.getDelayedCalls()
-    assert not world.watch.slow
-
-
-def test_a_dropped_slow_frame_reports_the_reason(world: World) -> None:
-    world.watch.drop()
-    assert world.ended == ["slow-frame"]
+def test_a_dropped_slow_frame_reports_the_reason() -> None:
+    ended: list[str] = []
+    watch = FrameWatch(Clock(), TIMEOUT_S, lambda error: None, lambda error: ended.append(str(error)))
+    watch.received(10, 200, 0, True)
+    watch.received(30, 200, 0, False)
+    watch.drop()
+    [said] = ended
+    assert said.startswith("slow-frame: 30 bytes of a frame arrived at less than 64 KiB per second while others waited")
 
 
 def test_reading_resumes_when_no_reason_to_pause_is_left() -> None:
@@ -172,12 +177,3 @@ def test_reading_resumes_when_no_reason_to_pause_is_left() -> None:
     reading.resumeProducing()
     reading.resume_after("turn")
     assert log == ["pause", "resume"]
-
-
-def test_the_account_is_charged_for_the_incomplete_frame_only(world: World) -> None:
-    account = world.watch.account
-    assert account is not None
-    world.watch.received(30, FRAME, 30, False)
-    assert (account.frame, account.arrived, world.watch.size) == (FRAME, 30, FRAME)
-    world.watch.received(70, 0, 0, True)
-    assert world.watch.size == account.frame == 0
