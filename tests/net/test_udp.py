@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from struct import pack, unpack
@@ -186,91 +187,72 @@ def test_address_in_use_fails_listen() -> None:
 # Sending.
 
 
-def test_batch_is_sent_by_one_call_and_a_single_datagram_without_segmentation() -> None:
-    bench = Bench()
-    bench.send(train(last=40))
-    bench.send(train(1))
-    assert [(len(data), segment, to) for data, segment, to in bench.socket.sent] == [
-        (940, 100, THERE),
-        (100, 0, THERE),
-    ]
+class Kernel:
+    """A kernel that has no room now and then, and refuses batches for several reasons.
+
+    :ivar learned: whether it has taken a single datagram right after it had refused a batch, as by an old kernel
+    :ivar down: the error of each datagram to AWAY, if any
+    """
+
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
+        self.unsupported = dice.choice((None, None, None, *REFUSED))
+        self.mtu = dice.choice((50, 1_400, 1 << 16))
+        self.down = dice.choice((None, None, *DOWN))
+        self.learned = False
+        self._refused: int | None = None
+        self._batch_refused = False
+        self.busy = dice.choice((0.0, 0.2))
+
+    def refuse(self, size: int, segment: int, to: Address) -> int | None:
+        before, self._refused = self._refused, self.answer(segment, to)
+        if self._batch_refused and self._refused is None and before in REFUSED:
+            self.learned, self.unsupported = True, None
+        self._batch_refused = segment > 0
+        return self._refused
+
+    def answer(self, segment: int, to: Address) -> int | None:
+        assert not (segment and self.learned), "it is known that the kernel supports no batches"
+        if self.dice.random() < self.busy:
+            return errno.EAGAIN
+        if to == AWAY and self.down is not None:
+            return self.down
+        if self._refused != errno.ECONNREFUSED and self.dice.random() < 0.1:
+            return errno.ECONNREFUSED  # for an earlier datagram
+        return self.unsupported if segment and self.unsupported else errno.EMSGSIZE if segment > self.mtu else None
 
 
-@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP])
-def test_batching_refused_once_is_never_tried_again(error: int) -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: error if segment else None
-    bench.send(train())
-    assert bench.socket.datagrams() == pieces(train())
-    bench.socket.refuse = lambda size, segment, to: None
-    bench.send(train())
-    assert {segment for _, segment, _ in bench.socket.sent} == {0}
-    assert bench.socket.datagrams() == pieces(train()) * 2
-
-
-def test_destination_that_refuses_single_datagrams_too_does_not_end_batching() -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: errno.EINVAL if to == AWAY else None
-    bench.send(train(), AWAY)
-    bench.send(train())
-    assert [segment for _, segment, _ in bench.socket.sent] == [100]
-    assert bench.count("send-EINVAL") == 1
-
-
-def test_path_with_a_smaller_mtu_gets_single_datagrams() -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: errno.EMSGSIZE if segment > 1_000 else None
-    bench.send(train(segment=1_400, last=1_400))
-    bench.send(train(segment=1_400, last=1_400))
-    bench.send(train(segment=900, last=900))
-    assert [segment for _, segment, _ in bench.socket.sent] == [0] * 20 + [900]
-    assert bench.socket.calls == 23
-
-
-def test_segments_larger_than_a_packet_are_sent_singly() -> None:
-    bench = Bench()
-    bench.send(train(segment=1_473, last=1_473))
-    assert {segment for _, segment, _ in bench.socket.sent} == {0}
-
-
-@pytest.mark.parametrize(
-    "error", [errno.ECONNREFUSED, errno.EMSGSIZE, errno.ENOBUFS, errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH]
+#: The errors with which kernels refuse batches.
+REFUSED = (errno.EINVAL, errno.ENOPROTOOPT, errno.EIO, errno.EOPNOTSUPP)
+#: The errors of a destination; ENOBUFS is that of the whole machine.
+DOWN = (
+    errno.ECONNREFUSED,
+    errno.EMSGSIZE,
+    errno.ENOBUFS,
+    errno.EPERM,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.EINVAL,
 )
-def test_threat_error_of_one_destination_affects_no_other(error: int) -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: error if to == AWAY else None
-    for to in (AWAY, THERE, AWAY, THERE):
-        bench.port.write_train(train(), to)
-    bench.port.flush()
-    assert [to for _, _, to in bench.socket.sent] == [THERE, THERE]
-    assert bench.socket.datagrams() == pieces(train()) * 2
-    assert bench.count(f"send-{errno.errorcode[error]}") == 2
-    assert bench.port.waiting == 0
-    assert bench.reactor.readers == {bench.port}
-    assert not bench.socket.closed
-
-
-def test_error_of_an_earlier_datagram_does_not_drop_this_one() -> None:
-    bench = Bench()
-    errors = [errno.ECONNREFUSED]
-    bench.socket.refuse = lambda size, segment, to: errors.pop() if errors else None
-    bench.send(train())
-    assert bench.socket.datagrams() == pieces(train())
 
 
 def send_in_random_order(dice: Random) -> None:
-    """Send trains while the kernel has no room now and then, or refuses batches to a path."""
-    bench, wanted = Bench(batching=dice.random() < 0.7), list[tuple[bytes, Address]]()
-
-    def refuse(size: int, segment: int, to: Address) -> int | None:
-        return dice.choices((None, errno.EAGAIN, errno.EMSGSIZE if segment else None), (7, 2, 1))[0]
-
-    bench.socket.refuse = refuse
+    """Send trains to two destinations, beside a list of what belongs on the wire."""
+    kernel, batching = Kernel(dice), dice.random() < 0.8
+    bench, wanted, failed = Bench(batching=batching), list[tuple[bytes, int, Address]](), 0
+    batches = batching and kernel.unsupported is None
+    bench.socket.refuse = kernel.refuse
     for step in range(200):
         if step < 60 and dice.random() < 0.6:
-            made, to = train(dice.randrange(1, 6), last=dice.randrange(1, 101)), dice.choice((THERE, AWAY))
+            segment, to = dice.choice((100, 1_000, 1_472, 1_473)), dice.choice((THERE, AWAY))
+            made = train(dice.randrange(1, 6), segment, last=dice.randrange(1, segment + 1))
             bench.port.write_train(made, to)
-            wanted += [(piece, to) for piece in pieces(made)]
+            if to == AWAY and kernel.down is not None:
+                failed += 1
+            elif batches and made.segment < made.size and segment <= min(kernel.mtu, 1_472):
+                wanted.append((bytes(made.data), segment, to))
+            else:
+                wanted += [(piece, 0, to) for piece in pieces(made)]
         elif bench.reactor.writers:
             calls = bench.socket.calls
             bench.port.flush()
@@ -281,24 +263,16 @@ def send_in_random_order(dice: Random) -> None:
             assert bool(bench.port.waiting) == bool(bench.reactor.writers)
         assert bench.owner.calls == (["congested", "relieved"] * 200)[: len(bench.owner.calls)]
         assert bool(bench.reactor.writers) == (bench.owner.calls[-1:] == ["congested"])
-        to_each = [to for data, segment, to in bench.socket.sent for _ in range(0, len(data), segment or len(data))]
-        sent = list(zip(bench.socket.datagrams(), to_each, strict=True))
-        assert sent == wanted[: len(sent)]
-    assert (sent, bench.port.waiting) == (wanted, 0)
+        assert bench.socket.sent == wanted[: len(bench.socket.sent)]
+    assert (bench.socket.sent, bench.port.waiting) == (wanted, 0)
+    assert not failed or bench.count(f"send-{errno.errorcode[kernel.down or 0]}") == failed
+    assert (bench.reactor.readers, bench.socket.closed) == ({bench.port}, False)
 
 
-def test_datagrams_are_sent_in_order_whenever_the_kernel_has_room() -> None:
-    for seed in range(100):
+def test_threat_error_of_one_destination_affects_no_other() -> None:
+    """Threat: ICMP errors; trains are sent in order, in batches where the kernel and the path allow them."""
+    for seed in range(120):
         send_in_random_order(Random(seed))
-
-
-def test_batch_that_the_kernel_refused_is_sent_whole_later() -> None:
-    bench = Bench()
-    bench.socket.refuse = lambda size, segment, to: errno.EAGAIN
-    bench.send(train())
-    bench.socket.refuse = lambda size, segment, to: None
-    bench.port.doWrite()
-    assert [segment for _, segment, _ in bench.socket.sent] == [100]
 
 
 def test_sending_is_bounded_per_turn() -> None:
@@ -327,84 +301,58 @@ def drops(n: int) -> tuple[int, int, bytes]:
     return (socket.SOL_SOCKET, udp.SO_RXQ_OVFL, pack("=I", n))
 
 
-def test_received_datagrams_have_their_segment() -> None:
-    bench = Bench()
-    other = (socket.SOL_IP, 1, b"1234")
-    bench.socket.incoming = [(b"abcabc", [other, gro(3)], THERE), (b"abcd", [], AWAY), (b"", [], AWAY)]
-    bench.port.doRead()
-    assert bench.owner.received == [(b"abcabc", 3, THERE), (b"abcd", 4, AWAY), (b"", 1, AWAY)]
-    assert bench.owner.turns == 1
+def joined(trains: list[tuple[bytes, int, Address]]) -> list[tuple[bytes, int, Address]]:
+    """Join consecutive datagrams of one source and size, of which only the last may be shorter."""
+    found: list[tuple[bytes, int, Address]] = []
+    for data, segment, source in trains:
+        before = found[-1] if found else (b"", 0, AWAY)
+        if data and before[0] and before[1:] == (segment, source) and not len(before[0]) % segment:
+            found[-1] = before[0] + data, segment, source
+        else:
+            found.append((data, segment, source))
+    return found
 
 
-def test_consecutive_datagrams_become_one_batch() -> None:
-    bench = Bench()
-    bench.socket.incoming = [
-        (b"abcdef", [gro(3)], THERE),
-        (b"ghi", [], THERE),
-        (b"jkl!", [gro(3)], THERE),
-        (b"mno", [], THERE),  # behind a shorter one
-        (b"pqr", [], AWAY),
-        (b"st", [], AWAY),
-        (b"uv", [], AWAY),
-        (b"", [], AWAY),
-        (b"", [], AWAY),
-        (b"uv", [], AWAY),
-        (b"wxyz", [gro(2)], THERE),
-    ]
-    bench.port.doRead()
-    assert bench.owner.received == [
-        (b"abcdefghijkl!", 3, THERE),
-        (b"mno", 3, THERE),
-        (b"pqr", 3, AWAY),
-        (b"stuv", 2, AWAY),
-        (b"", 1, AWAY),
-        (b"", 1, AWAY),
-        (b"uv", 2, AWAY),
-        (b"wxyz", 2, THERE),
-    ]
-    assert bench.owner.turns == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "options", "calls"),
-    [
-        (b"x", [], udp.READ_CALLS),
-        (b"", [], udp.READ_CALLS),
-        (b"xy" * 64, [gro(2)], udp.READ_TURN // 64),
-        (bytes(65_507), [], 16),
-    ],
-)
-def test_threat_receive_buffer_overflow_a_flood_leaves_others_their_turn(
-    data: bytes, options: list[Any], calls: int
-) -> None:
-    """Threat: receive buffer overflow; a turn is bounded in calls, datagrams and bytes."""
-    bench = Bench()
-    bench.socket.incoming = [(data, options, THERE)] * 1_000
-    bench.port.doRead()
-    assert len(bench.socket.incoming) == 1_000 - calls
-    assert b"".join(received for received, _, _ in bench.owner.received) == data * calls
-
-
-def test_datagrams_dropped_by_the_kernel_are_counted() -> None:
-    """Threat: receive buffer overflow."""
-    bench = Bench()
-    bench.socket.incoming = [(b"x", [drops(n)], THERE) for n in (0, 0, 5, 5, 7, 0xFFFFFFFF)]
-    bench.port.doRead()
-    assert bench.count("dropped-by-kernel") == 0xFFFFFFFF
-    bench.socket.incoming = [(b"x", [drops(3)], THERE)]
-    bench.port.doRead()
-    assert bench.count("dropped-by-kernel") == 0xFFFFFFFF + 4
-
-
-def test_errors_while_reading_do_not_stop_the_port() -> None:
-    bench = Bench()
-    bench.socket.incoming = [OSError(errno.ECONNREFUSED, "refused"), (b"x", [], THERE)]
-    bench.port.doRead()
-    assert len(bench.owner.received) == 1
-    assert bench.count("receive-error") == 1
-    bench.socket.incoming = [OSError(errno.ENOMEM, "no memory")] * 1_000
-    bench.port.doRead()
-    assert len(bench.socket.incoming) == 1_000 - udp.READ_CALLS
+def test_datagrams_are_read_in_order_and_each_turn_joins_and_reads_a_bounded_number() -> None:
+    """Threat: receive buffer overflow; a turn is bounded in calls, datagrams and bytes, and drops are counted."""
+    bounds: Counter[str] = Counter()
+    for seed in range(60):
+        dice, bench, reported, errors = Random(seed), Bench(), 0, 0
+        unit, many, total = dice.choice((1, 1, 500)), dice.choice((1, 20)), dice.choice((0, 0xFFFFFFF0))
+        arrived: list[tuple[bytes, int, Address] | None] = []
+        for _ in range(dice.choice((10, 600))):
+            segment, source = dice.choice((1, 2, 3)) * unit, THERE if dice.random() < 0.8 else AWAY
+            data = bytes(dice.choices(b"abc", k=dice.randrange(6) * many)) * unit
+            options = [(socket.SOL_IP, 1, b"1234")]
+            if dice.random() < 0.5 and data:
+                options.append(gro(segment))
+            else:
+                segment = max(len(data), 1)
+            failed = dice.random() < 0.05
+            if dice.random() < 0.1 and not failed:
+                reported = total = total + dice.randrange(10)
+                options.append(drops(total & 0xFFFFFFFF))
+            arrived.append(None if failed else (data, segment, source))
+            error = OSError(dice.choice((errno.ECONNREFUSED, errno.ENOMEM)), "an error")
+            bench.socket.incoming.append(error if failed else (data, options, source))
+        while arrived:
+            calls = size = datagrams = 0
+            got: list[tuple[bytes, int, Address]] = []
+            while arrived and calls < udp.READ_CALLS and datagrams < udp.READ_TURN and size <= (1 << 20) - (1 << 16):
+                calls += 1
+                if (item := arrived.pop(0)) is None:
+                    errors += 1
+                    continue
+                got.append(item)
+                size, datagrams = size + len(item[0]), datagrams + max(1, -(-len(item[0]) // item[1]))
+            bench.owner.received.clear()
+            bench.port.doRead()
+            assert bench.owner.received == joined(got)
+            assert len(bench.socket.incoming) == len(arrived)
+            cause = "calls" if calls == udp.READ_CALLS else "datagrams" if datagrams >= udp.READ_TURN else "bytes"
+            bounds[cause] += bool(arrived)
+        assert (bench.count("receive-error"), bench.count("dropped-by-kernel")) == (errors, reported)
+    assert min(bounds[each] for each in ("calls", "datagrams", "bytes")) > 3, f"hardly tried: {bounds}"
 
 
 def test_exception_for_one_datagram_does_not_stop_the_port(logged_errors: Any) -> None:
