@@ -197,16 +197,35 @@ class Busy(Toy):
         self.session = TwoAtATime()
 
 
+#: The largest message of the stream "s", where lines are written in random order.
+LARGEST = 40_000
+#: Lines that end a connection, and the causes that are counted for them.
+REFUSED = {b"!": "rude", b"?": "Forbidden", b"x" * (LARGEST + 1): "PayloadTooLarge"}
+
+
 class Writer:
-    """A peer that sends lines and frames in random pieces while it is read, and closes its sending side at the end."""
+    """A peer that sends lines and frames in random pieces while it is read, and closes its sending side at the end.
+
+    :ivar refused: the line that ends the connection, if any; what follows it is ignored
+    """
 
     def __init__(self, server: Server, host: str, port: int, dice: Random) -> None:
         self.protocol, self.transport = server.connect(host, port)
         self.unsent, self.answers, self.ended, self.lost = b"", b"", False, False
-        for number in range(dice.randrange(1, 20)):
+        self.refused = dice.choice((None, None, None, *REFUSED))
+        count = dice.randrange(1, 20)
+        last = dice.randrange(count)
+        for number in range(count):
             line = b"%d/%d%b" % (port, number, b"x" * dice.choice((0, 30, SMALL * (number % 9 == 8))))
+            if number == last and self.refused is not None:
+                self.unsent += self.refused + b"\n"
             self.unsent += b"#%d\n%b" % (len(line), line) if number % 4 == 3 else line + b"\n"
-            self.answers += b"ok %d bytes\n" % len(line) if number % 4 == 3 else b"ok %b\n" % line
+            if number < last or self.refused is None:
+                self.answers += b"ok %d bytes\n" % len(line) if number % 4 == 3 else b"ok %b\n" % line
+
+    @property
+    def got(self) -> bytes:
+        return self.transport.value().replace(b"bye\n", b"")
 
     def send(self, size: int, late: bool) -> None:
         """Send *size* bytes if they are read, or if they were under way *late*, as within TLS."""
@@ -219,14 +238,16 @@ class Writer:
 
     def check(self, seen: Counter[str]) -> None:
         """Check what was answered so far, and count what the connection waits for."""
-        got, waiting = self.transport.value().replace(b"bye\n", b""), self.protocol.waiting_input
-        assert self.answers.startswith(got), "answers are in order, to what was sent"
-        assert self.ended or self.lost or not self.transport.disconnecting
+        waiting, closes = self.protocol.waiting_input, self.transport.disconnecting
+        assert self.answers.startswith(self.got), "answers are in order, to what was sent"
+        assert not closes or self.lost or self.got == self.answers, "all that was accepted is acknowledged before"
+        assert not closes or self.lost or self.ended or self.refused
         seen["waits"] += waiting.waits
         seen["more"] += waiting.waits and self.protocol.session.more
         seen["ended"] += waiting.waits and waiting.ended
         seen["behind"] += waiting.waits and self.protocol.account.behind
         seen["paused"] += not self.transport.reads
+        seen["refused"] += closes and self.refused is not None and bool(self.got)
 
 
 def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
@@ -234,6 +255,8 @@ def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
     server = make(auto=False, budget=InFlight(each=dice.choice((50, 8 << 20))), timeout=1e6)
     server.factory.protocol = Busy
     server.journal.window = dice.choice((20, 1 << 30))
+    server.broker.restrict("s", LARGEST)
+    server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "s"}]}))
     writers = [Writer(server, f"10.0.0.{dice.randrange(2)}", port, dice) for port in range(1, 5)]
     drains, drained = dice.choice((50, 2_000)), list[None]()
     for step in range(1_000):
@@ -260,14 +283,16 @@ def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
         writer.check(seen)
     stored = [(run.producer, bytes(each)) for run in server.journal.read("s", 1, 1 << 30) for each in run.payloads()]
     for writer in writers:
-        got = writer.transport.value().replace(b"bye\n", b"")
         if not writer.lost:
-            assert got == writer.answers, "everything is answered in the end"
-            assert writer.transport.value().count(b"bye\n") == 1
+            assert writer.got == writer.answers, "everything is answered in the end"
+            assert writer.refused or writer.transport.value().count(b"bye\n") == 1
         of_writer = b"".join(b"ok %b\n" % text for producer, text in stored if producer == writer.protocol.address)
-        assert of_writer == got or (writer.lost and of_writer.startswith(got)), "what is stored is acknowledged"
+        assert of_writer == writer.got or (writer.lost and of_writer.startswith(writer.got)), "it is acknowledged"
         if writer.protocol.phase is not Phase.GONE:
             server.lose(writer.protocol)
+    for line, cause in REFUSED.items():
+        lost = [each.lost for each in writers if each.refused == line]
+        assert lost.count(False) <= server.count(cause) <= len(lost), f"each connection is refused once for {cause}"
     server.clock.advance(0)
     server.journal.commit()
     assert bool(drained) == (step >= drains), "it is drained when all connections have ended"
@@ -275,11 +300,12 @@ def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
     assert not [call for call in server.clock.getDelayedCalls() if call.getTime() > 0]
 
 
-def test_everything_that_is_sent_is_answered_in_order_whatever_it_waits_for() -> None:
+def test_everything_that_is_sent_is_answered_in_order_until_a_refusal_whatever_it_waits_for() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(80):
         exchange_in_random_order(Random(seed), seen)
-    assert min(seen[name] for name in ("waits", "more", "ended", "behind", "paused")) > 10, f"hardly tried: {seen}"
+    cases = ("waits", "more", "ended", "behind", "paused", "refused")
+    assert min(seen[name] for name in cases) > 10, f"hardly tried: {seen}"
 
 
 @pytest.mark.parametrize(("note", "stored"), [(None, [b"abc", b"ab"]), ("one answer", [])])
@@ -341,24 +367,6 @@ def test_the_protocol_supports_half_close() -> None:
     assert verifyObject(IHalfCloseableProtocol, protocol)
 
 
-def test_a_violation_closes_only_the_connection_of_its_sender() -> None:
-    server = make(auto=False)
-    rude, rude_transport = server.connect()
-    kind, kind_transport = server.connect(port=5001)
-    rude.dataReceived(b"before\n!\nafter\n")
-    kind.dataReceived(b"hello\n")
-    assert not rude_transport.disconnecting, "what it published before is still to be acknowledged"
-    server.journal.commit()
-    assert rude_transport.value() == b"ok before\n"
-    assert rude_transport.disconnecting
-    assert kind_transport.value() == b"ok hello\n"
-    assert not kind_transport.disconnecting
-    assert server.count("rude") == 1
-    assert [bytes(p) for run in server.journal.read("s", 1, 100) for p in run.payloads()] == [b"before", b"hello"]
-    rude.dataReceived(b"more\n")
-    assert server.journal.bounds("s") == (1, 2), "nothing more is taken"
-
-
 class TestLimits:
     def test_connections_beyond_the_limit_are_refused(self, log_lines: list[str]) -> None:
         server = make(auto=False, max_connections=2)
@@ -407,34 +415,18 @@ class TestLimits:
         assert transport.disconnecting
         assert server.count("frame-timeout") == 1
 
-    def test_each_frame_has_its_own_deadline(self) -> None:
+    def test_bytes_that_arrive_extend_the_deadline_of_a_frame_and_its_announced_size_does_not(self) -> None:
         server = make(timeout=30.0)
-        protocol, transport = server.connect()
-        for _ in range(20):
-            protocol.dataReceived(b"rest of a line\nbegin")
-            server.clock.advance(20)
-        assert not transport.disconnecting
-        protocol.dataReceived(b"\n")
-        server.clock.advance(1000)
-        assert not transport.disconnecting, "between frames there is no deadline"
-
-    def test_bytes_that_arrive_extend_the_deadline_of_a_large_frame(self) -> None:
-        server = make(timeout=30.0)
-        protocol, transport = server.connect()
-        protocol.dataReceived(b"#6553600\n")
+        (protocol, transport), (other, announced) = server.connect(), server.connect()
+        protocol.dataReceived(b"line\n#6553600\n")
         protocol.dataReceived(b"x" * 655_360)
-        server.clock.advance(39)
+        other.dataReceived(b"#6553600\n")
+        server.clock.advance(31)
+        assert announced.disconnecting
+        server.clock.advance(8)
         assert not transport.disconnecting, "10 s more at the slowest rate"
         server.clock.advance(2)
         assert transport.disconnecting
-
-    def test_announcing_a_large_frame_does_not_extend_its_deadline(self) -> None:
-        server = make(timeout=30.0)
-        protocol, transport = server.connect()
-        protocol.dataReceived(b"#6553600\n")
-        server.clock.advance(31)
-        assert transport.disconnecting
-        assert server.count("frame-timeout") == 1
 
     def test_the_deadline_of_a_frame_stops_while_reading_is_paused(self) -> None:
         server = make(budget=InFlight(limit=1000), timeout=30.0)
@@ -600,6 +592,10 @@ ABORTS: dict[str, tuple[Callable[[Server, Toy], object], str]] = {
         lambda server, protocol: server.factory.broker.done.errback(ValueError("bug")),  # type: ignore[attr-defined]
         "toy: serving 10.0.0.1 failed, and its connection is closed; please report this bug",
     ),
+    "a bug while it acknowledges": (
+        lambda server, protocol: [setattr(protocol.session, "out", None), server.journal.commit()],
+        "toy: serving 10.0.0.1 failed, and its connection is closed; please report this bug",
+    ),
     "a damaged record": (
         lambda server, protocol: protocol.record_lost(OSError("damaged")),
         "toy: closing the connection of 10.0.0.1 within a record: damaged",
@@ -661,36 +657,6 @@ class TestClosing:
         assert [transport.aborted for _, transport in (waiting, silent)] == [True, False]
         assert server.count("OutcomeUnknown") == 1
 
-    def test_an_unexpected_error_is_logged_and_nothing_is_acknowledged(self, logged_errors: Any) -> None:
-        server = make(auto=False)
-        protocol, transport = server.connect()
-        protocol.dataReceived(b"message\n")
-        protocol.session.out = None  # type: ignore[assignment]
-        server.journal.commit()
-        assert transport.aborted
-        assert len(logged_errors.take()) == 1
-        assert server.broker.budget.used == 0
-
-    def test_stopping_does_not_wait_for_publishers_on_a_full_disk(self) -> None:
-        server = make()
-        protocol, transport = server.connect()
-        server.journal.enter(JournalState.READ_ONLY, "full")
-        protocol.dataReceived(b"no room\n")
-        drained = server.factory.drain()
-        assert transport.disconnecting
-        server.lose(protocol)
-        assert drained.called
-
-    def test_a_refused_publish_closes_and_later_input_is_ignored(self) -> None:
-        server = make()
-        server.broker.restrict("s", 3)
-        protocol, transport = server.connect()
-        protocol.dataReceived(b"abc\nabcd\nxyz\n")
-        assert transport.value() == b"ok abc\n"
-        assert transport.disconnecting
-        assert server.journal.bounds("s") == (1, 1)
-        assert server.count("PayloadTooLarge") == 1
-
     def test_a_peer_that_does_not_close_is_aborted(self) -> None:
         server = make()
         _, transport = server.connect()
@@ -704,22 +670,6 @@ class TestClosing:
         assert transport.producer is protocol
         protocol.finish()
         assert transport.producer is None, "else loseConnection would wait for it for ever"
-
-
-def test_reading_resumes_when_no_pause_is_left() -> None:
-    server = make(budget=InFlight(each=4))
-    protocol, transport = server.connect()
-    protocol.reading.pause_for("test")
-    protocol.dataReceived(b"more than its share\n")
-    assert transport.producerState == "paused"
-    server = make(auto=False, budget=InFlight(each=4))
-    protocol, transport = server.connect()
-    protocol.dataReceived(b"more than its share\n")
-    protocol.reading.pause_for("test")
-    server.journal.commit()
-    assert transport.producerState == "paused", "the budget has let go, the other has not"
-    protocol.reading.resume_after("test")
-    assert transport.producerState == "producing"
 
 
 def test_connection_is_read_while_it_waits_for_a_turn_until_more_data_arrives() -> None:
@@ -836,16 +786,6 @@ class TestPolicy:
         friend, transport = server.connect("10.0.0.2")
         friend.dataReceived(b"one\n")
         assert transport.value() == b"ok one\n"
-
-    def test_a_forbidden_subscription_closes_after_earlier_acknowledgements(self) -> None:
-        server = make(auto=False)
-        server.broker.guard.change(self.rules(network="10.0.0.0/8", publish="s"))
-        peer, transport = server.connect()
-        peer.dataReceived(b"one\n?\ntwo\n")
-        assert not transport.disconnecting
-        server.journal.commit()
-        assert (transport.value(), transport.disconnecting) == (b"ok one\n", True)
-        assert server.count("Forbidden") == 1
 
     def test_a_new_policy_ends_subscriptions_and_refuses_the_next_publish(self) -> None:
         server = make()
@@ -1004,10 +944,13 @@ class TestRefusals:
         server.lose(other)
         assert server.broker.counters.gauges["toy", "connections"] == 0
 
-    def test_stopping_does_not_wait_for_held_connections(self) -> None:
+    @pytest.mark.parametrize("refused", [b"!", b"the disk is full"])
+    def test_stopping_does_not_wait_for_the_delay_of_refused_connections(self, refused: bytes) -> None:
         server = make(refusal_delay=3.2)
         protocol, transport = server.connect()
-        protocol.dataReceived(b"!\n")
+        server.journal.enter(JournalState.READ_ONLY, "full")
+        protocol.dataReceived(refused + b"\n")
+        assert not transport.disconnecting
         drained = server.factory.drain()
         assert transport.disconnecting
         server.lose(protocol)
