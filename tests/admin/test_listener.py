@@ -188,24 +188,24 @@ def test_health_reports_damage_with_status_200(connect: Connect, watched: Any, m
     assert peer.json("/ready")["ok"]
 
 
-def test_health_counts_stalls_and_stays_healthy(connect: Connect, watched: Any) -> None:
-    expected = {"ok": True, "journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (lambda broker: None, {}),
+        (lambda broker: [broker.stalls.add(3.26), broker.stalls.add(2.5)], {"stalls": 2, "longest_turn": 3.3}),
+        (lambda broker: setattr(broker.journal.meters, "write_began", 110.5), {}),  # it takes less than 2 s
+        (lambda broker: setattr(broker.journal.meters, "write_began", 100.0), {"ok": False, "write_age": 12.0}),
+    ],
+)
+def test_health_tells_of_trouble_that_a_restart_would_not_mend_with_status_200(
+    connect: Connect, watched: Any, trouble: Callable[[Any], object], said: dict[str, object]
+) -> None:
+    watched.broker.journal.meters = JournalMeters(seconds=lambda: 112.04)
+    trouble(watched.broker)
     peer = connect(token=TOKEN)
-    assert peer.json("/health") == expected
-    watched.broker.stalls.add(3.26)
-    watched.broker.stalls.add(2.5)
-    assert peer.json("/health") == expected | {"stalls": 2, "longest_turn": 3.3}
-
-
-def test_health_says_that_the_disk_does_not_answer_with_status_200(connect: Connect, watched: Any) -> None:
-    expected = {"journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
-    watched.broker.journal.meters = meters = JournalMeters(seconds=lambda: 112.04)
-    peer = connect(token=TOKEN)
-    meters.write_began = 110.5
-    assert peer.json("/health") == expected | {"ok": True}, "it takes less than 2 s"
-    meters.write_began = 100.0
-    assert peer.ask("/health")[0] == 200, "a restart would not mend it"
-    assert peer.json("/health") == expected | {"ok": False, "write_age": 12.0}
+    assert peer.ask("/health")[0] == 200
+    rest = {"ok": True, "journal": "writable", "draining": False, "stalls": 0, "longest_turn": 0.0}
+    assert peer.json("/health") == rest | said
     assert peer.json("/ready")["ok"]
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
@@ -27,60 +32,37 @@ def test_gauges_have_a_current_value_and_a_peak() -> None:
     assert counters.peaks["figg", "connections"] == 3
 
 
-def test_refusals_are_distinguished_from_other_counters() -> None:
-    counters = Counters(Clock().seconds)
+@pytest.mark.parametrize("seed", range(20))
+def test_every_refusal_is_counted_and_few_of_each_kind_and_cause_are_logged(seed: int, log_lines: list[str]) -> None:
+    """Log one line of a kind in so many seconds, and MOST_LINES of a cause in a second."""
+    dice, clock = Random(seed), Clock()
+    counters, counted, left_out, lines = Counters(clock.seconds), Counter[Any](), Counter[Any](), Counter[Any]()
+    last: dict[Any, float] = {}
+    said: list[str] = []
+    for _ in range(500):
+        key = protocol, cause, kind = (
+            dice.choice(("figg", "relink")),
+            dice.choice("ab"),
+            dice.choice(["", *"abcdefghijkl"]),
+        )
+        now, every, detail = clock.seconds(), 60.0 if kind else 1.0, dice.choice(("", "4 GiB"))
+        counters.refuse(log, protocol, cause, "x", detail, apart=kind, **({"every": 60.0} if kind else {}))
+        counted[protocol, cause] += 1
+        if now - last.get(key, -every) >= every and lines[protocol, cause, int(now)] < MOST_LINES:
+            last[key], lines[protocol, cause, int(now)] = now, lines[protocol, cause, int(now)] + 1
+            more = f" (and {count} more in between)" if (count := left_out.pop(key, 0)) else ""
+            said.append(f"{protocol}: {cause} from x{detail and f': {detail}'}{more}")
+        else:
+            left_out[key] += 1
+        clock.advance(dice.choice((0.0,) * 30 + (0.25, 0.5, 1.0, 31.0)))
     counters.add("figg", "connections")
-    counters.refuse(log, "figg", "frame-too-large", "x")
-    assert counters.refusals == {("figg", "frame-too-large")}
-
-
-def test_every_refusal_is_counted_and_one_per_second_is_logged(log_lines: list[str]) -> None:
-    clock = Clock()
-    counters = Counters(clock.seconds)
-    for _ in range(1000):
-        counters.refuse(log, "figg", "frame-too-large", "10.0.0.1", "4 GiB")
-        clock.advance(0.0005)
-    assert counters.counts["figg", "frame-too-large"] == 1000
-    assert log_lines == ["figg: frame-too-large from 10.0.0.1: 4 GiB"]
-    clock.advance(1)
-    counters.refuse(log, "figg", "frame-too-large", "10.0.0.2")
-    assert log_lines[1:] == ["figg: frame-too-large from 10.0.0.2 (and 999 more in between)"]
-
-
-def test_each_cause_and_protocol_is_logged_separately(log_lines: list[str]) -> None:
-    counters = Counters(Clock().seconds)
-    counters.refuse(log, "figg", "a", "x")
-    counters.refuse(log, "figg", "b", "x")
-    counters.refuse(log, "relink", "a", "x")
-    counters.refuse(log, "figg", "a", "x")
-    assert log_lines == ["figg: a from x", "figg: b from x", "relink: a from x"]
-
-
-def test_a_refusal_after_a_second_is_logged_again(log_lines: list[str]) -> None:
-    clock = Clock()
-    counters = Counters(clock.seconds)
-    for _ in range(3):
-        counters.refuse(log, "figg", "a", "x")
-        clock.advance(2)
-    assert log_lines == ["figg: a from x"] * 3
+    assert log_lines == said
+    assert (counters.counts - Counter({("figg", "connections"): 1}), counters.refusals) == (counted, counted.keys())
 
 
 def test_text_from_a_peer_is_not_interpreted_as_a_format(log_lines: list[str]) -> None:
     Counters().refuse(log, "figg", "a", "{peer}", "{0} {log_source} %s")
     assert log_lines == ["figg: a from {peer}: {0} {log_source} %s"]
-
-
-def test_kinds_of_one_cause_are_logged_apart_and_as_rarely_as_the_caller_says(log_lines: list[str]) -> None:
-    clock = Clock()
-    counters = Counters(clock.seconds)
-    for _ in range(119):
-        for network in "ab":
-            counters.refuse(log, "figg", "handshake-failed", network, "why", apart=network, every=60.0)
-        clock.advance(1)
-    assert log_lines == [
-        *[f"figg: handshake-failed from {network}: why" for network in "ab"],
-        *[f"figg: handshake-failed from {network}: why (and 59 more in between)" for network in "ab"],
-    ]
 
 
 def test_a_flood_of_kinds_is_logged_and_remembered_within_bounds(log_lines: list[str]) -> None:

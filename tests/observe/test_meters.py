@@ -9,38 +9,13 @@ from hypothesis import strategies as st
 from fyrehose.observe.meters import SECONDS, SIZES, Histogram, JournalMeters, Stalls
 
 
-def test_an_observation_belongs_to_the_first_bound_that_is_not_smaller() -> None:
-    histogram = Histogram((1.0, 2.0, 4.0))
-    for value in (0.5, 1.0, 1.5, 4.0, 4.1, 100.0):
-        histogram.observe(value)
-    assert histogram.counts == [2, 1, 1, 2]
-    assert histogram.count == 6
-    assert histogram.total == pytest.approx(111.1)
-
-
-@pytest.mark.parametrize(
-    ("share", "bound"), [(0.0, 1.0), (0.5, 1.0), (0.51, 2.0), (0.75, 2.0), (0.76, 4.0), (1.0, 4.0)]
-)
-def test_quantile_is_the_bound_that_the_share_does_not_exceed(share: float, bound: float) -> None:
-    histogram = Histogram((1.0, 2.0, 4.0))
-    for value in (0.1, 0.9, 1.5, 9.0):
-        histogram.observe(value)
-    assert histogram.quantile(share) == bound
-
-
 def test_an_empty_histogram_has_no_quantile() -> None:
     assert Histogram((1.0,)).quantile(0.5) is None
     assert Histogram((1.0,)).count == 0
 
 
-def test_quantile_0_is_the_first_bound_with_an_observation() -> None:
-    histogram = Histogram((1.0, 2.0))
-    histogram.observe(1.5)
-    assert histogram.quantile(0.0) == 2.0
-
-
-@given(st.lists(st.floats(0, 1e9), min_size=1))
-def test_every_observation_is_counted_once(values: list[float]) -> None:
+@given(st.lists(st.floats(0, 1e9) | st.sampled_from(SECONDS + SIZES), min_size=1), st.integers(0, 8))
+def test_every_observation_counts_for_its_bound_which_a_quantile_returns(values: list[float], eighths: int) -> None:
     for bounds in (SIZES, SECONDS):
         histogram = Histogram(bounds)
         for value in values:
@@ -48,6 +23,9 @@ def test_every_observation_is_counted_once(values: list[float]) -> None:
         assert histogram.count == len(values)
         below = [sum(value <= bound for value in values) for bound in bounds]
         assert [sum(histogram.counts[: i + 1]) for i in range(len(bounds))] == below
+        assert histogram.total == pytest.approx(sum(values))
+        reached = [bound for bound, n in zip(bounds, below, strict=True) if n >= max(1, eighths / 8 * len(values))]
+        assert histogram.quantile(eighths / 8) == (reached or bounds[-1:])[0]
 
 
 def test_bounds_ascend() -> None:

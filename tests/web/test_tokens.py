@@ -27,6 +27,14 @@ def test_token_file_shorter_than_the_minimum_is_refused(tmp_path: Path, size: in
         assert read_token(str(path), "--token-file") == "x" * size
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40])
+def test_token_file_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="token"):
+        read_token(str(path), "--token-file")
+
+
 def test_missing_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read --token-file"):
         read_token(str(tmp_path / "none"), "--token-file")
