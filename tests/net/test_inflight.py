@@ -170,6 +170,7 @@ class History:
             self.room + self.reserve - self.used,
             self.reserve - self.held,
             min(self.each, 9_000) - sum(peer.held),
+            self.each // 2 - sum(peer.held),
         )
         size = self.near(self.dice.choice(bounds))
         return (
@@ -197,13 +198,22 @@ class History:
         size, peer.size, peer.slow = peer.size, 0, False
         peer.account.complete()
         peer.account.complete()
+        self.hold(peer, size)
+        peer.account.expect(0, 0)
+
+    def publish_unread(self) -> None:
+        """Let a connection publish what it had sent before it was paused."""
+        if found := [peer for peer in self.open if not peer.size]:
+            peer = self.dice.choice(found)
+            self.hold(peer, self.dice.choice((1, self.a_size(peer))))
+
+    def hold(self, peer: Peer, size: int) -> None:
         submitted = self.dice.choice((0, size))
         peer.held.append(size)
         peer.crowded = peer.crowded or sum(peer.held) > self.each
         self.in_flight.append((peer, size, submitted))
         peer.account.hold(size, *[submitted] * (submitted > 0))
         self.check_read(peer)
-        peer.account.expect(0, 0)
 
     def durable(self) -> None:
         if self.in_flight:
@@ -219,14 +229,18 @@ class History:
             self.check_served()
 
     def check_served(self) -> None:
-        slots = self.budget.slots
-        assert not slots.waiting or slots.used or slots.held_up(), "frames wait, and none has a slot"
+        before = self.budget.slots.used, [peer.reading for peer in self.open]
+        self.budget.slots.serve()
+        assert before == (self.budget.slots.used, [peer.reading for peer in self.open]), (
+            "frames wait, and there is room"
+        )
 
     def grow(self) -> None:
-        if found := [peer for peer in self.open if peer.size and peer.reading]:
+        if found := [peer for peer in self.open if 0 < peer.size < 9_000 and peer.reading]:
             peer = self.dice.choice(found)
-            peer.size = max(peer.size, self.dice.randint(1, 9_000))
-            peer.send(1, self.read, self.check_read)
+            peer.size = self.dice.randint(peer.size + 1, 9_000)
+            peer.account.expect(peer.size, peer.account.arrived)
+            self.check_read(peer)
 
     def replace(self) -> None:
         """Let a read end one frame and begin a smaller one."""
@@ -278,9 +292,13 @@ class History:
             peer = self.dice.choice(self.open)
             behind = self.is_behind(peer)
             assert peer.account.behind == behind
-            assert peer.account.park(lambda: self.parked.remove(peer)) == behind
+            assert peer.account.park(lambda: self.proceed(peer)) == behind
             self.parked += [peer] * behind
             self.seen["parked"] += behind
+
+    def proceed(self, peer: Peer) -> None:
+        assert not self.is_behind(peer), "the journal has still much of its network to write"
+        self.parked.remove(peer)
 
     def change_window(self) -> None:
         """Let the disk become faster or slower."""
@@ -307,7 +325,7 @@ class History:
             account = peer.account
             assert account.share.used == self.share(peer)
             assert (account.held, account.paused) == (sum(peer.held), not peer.reading)
-            assert account.waits == (not peer.reading and not peer.crowded and account.frame > 0)
+            assert account.waits == (not peer.reading and not peer.crowded and account.arrived > 0)
             if slots.covers(account):
                 peer.slot = account.frame
             elif not account.frame:
@@ -322,7 +340,16 @@ class History:
 
     def run(self) -> None:
         often = [self.send] * 12 + [self.durable] * 4 + [self.connect, self.park, self.retry] * 3
-        steps = [*often, self.grow, self.replace, self.change_speed, self.keep, self.change_window, self.leave]
+        steps = [
+            *often,
+            self.publish_unread,
+            self.grow,
+            self.replace,
+            self.change_speed,
+            self.keep,
+            self.change_window,
+            self.leave,
+        ]
         for _ in range(150):
             self.dice.choice(steps)()
             self.check()
