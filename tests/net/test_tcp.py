@@ -361,12 +361,6 @@ def test_small_input_does_not_wait_behind_the_many_events_of_its_network() -> No
     assert stored.index(b"y") <= before[0] + 4, "it waits for one or two turns of them, not for one of each"
 
 
-def test_the_protocol_supports_half_close() -> None:
-    server = make()
-    protocol, _ = server.connect()
-    assert verifyObject(IHalfCloseableProtocol, protocol)
-
-
 class TestLimits:
     def test_connections_beyond_the_limit_are_refused(self, log_lines: list[str]) -> None:
         server = make(auto=False, max_connections=2)
@@ -402,6 +396,16 @@ class TestLimits:
         server.connect(other)
         server.lose(first)
         server.connect(hosts[2])
+
+    def test_a_silent_connection_is_closed(self, log_lines: list[str]) -> None:
+        server = make(timeout=30.0)
+        _, transport = server.connect()
+        server.clock.advance(29)
+        assert not transport.disconnecting
+        server.clock.advance(1)
+        assert (transport.disconnecting, server.count("silent")) == (True, 1)
+        said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.timeout to allow more"
+        assert log_lines == [said]
 
     def test_a_frame_must_be_complete_in_time(self) -> None:
         server = make(timeout=30.0)
@@ -518,35 +522,24 @@ class TestBudget:
                 protocol.dataReceived(part)
         assert frames == [0] * 4
 
-    def test_a_slow_frame_with_a_grant_gives_way_to_a_waiting_frame(self) -> None:
-        server = make(budget=InFlight(limit=1 << 20))
+    @pytest.mark.parametrize("before", [b"", b"before\n"])
+    def test_a_slow_frame_with_a_grant_gives_way_to_a_waiting_frame(self, before: bytes) -> None:
+        server = make(auto=False, budget=InFlight(limit=1 << 20))
         slow, slow_transport = server.connect()
-        slow.dataReceived(b"#250000\n" + bytes(10_000))
+        slow.dataReceived(before + b"#250000\n" + bytes(10_000))
         server.clock.advance(6)
         assert not slow_transport.disconnecting, "nobody waits"
         waiting, transport = server.connect(port=5001)
         waiting.dataReceived(b"#200000\n" + bytes(5_000))
         server.clock.pump([1] * 3)
-        assert slow_transport.aborted
-        assert server.count("slow-frame") == 1
+        assert (server.count("slow-frame"), slow_transport.aborted) == (1, not before)
+        server.journal.commit()
+        assert slow_transport.value() == (b"ok " + before if before else b"")
         server.lose(slow)
         assert transport.producerState == "producing"
         waiting.dataReceived(bytes(195_000))
-        assert transport.value() == b"ok 200000 bytes\n"
-
-    def test_publishes_before_a_dropped_slow_frame_are_acknowledged(self) -> None:
-        server = make(auto=False, budget=InFlight(limit=1 << 20))
-        slow, slow_transport = server.connect()
-        slow.dataReceived(b"before\n#250000\n" + bytes(10_000))
-        server.clock.advance(6)
-        waiting, _ = server.connect(port=5001)
-        waiting.dataReceived(b"#200000\n" + bytes(5_000))
-        server.clock.pump([1] * 3)
-        assert server.count("slow-frame") == 1
-        assert not slow_transport.aborted
         server.journal.commit()
-        assert slow_transport.value() == b"ok before\n"
-        assert slow_transport.disconnecting
+        assert transport.value() == b"ok 200000 bytes\n"
 
 
 class OtherBroker:
@@ -610,11 +603,11 @@ def test_connection_is_aborted_once_with_a_line_in_the_log_and_takes_nothing_mor
     server = make(auto=False, timeout=30.0)
     if "another broker" in cause:
         server.factory.broker = OtherBroker(server.broker)  # type: ignore[assignment]
-    protocol, transport = server.connect()
+    (protocol, transport), (_, other) = server.connect(), server.connect()
     protocol.dataReceived(b"before\n")
     end, line = ABORTS[cause]
     end(server, protocol)
-    assert transport.aborted
+    assert (transport.aborted, other.aborted) == (True, False), "the other one waits for nothing"
     assert line in log_lines
     assert bool(logged_errors.take()) is ("report this bug" in line)
     transport.aborted = False
@@ -649,14 +642,6 @@ class TestClosing:
         server.journal.enter(JournalState.WRITABLE, "room")
         assert transport.value() == b"ok first\n"
 
-    def test_only_those_who_wait_for_publishes_are_closed_without_an_answer_when_the_journal_is_stuck(self) -> None:
-        server = make(auto=False)
-        waiting, silent = server.connect(), server.connect()
-        waiting[0].dataReceived(b"accepted\n")
-        server.broker.stuck("full")
-        assert [transport.aborted for _, transport in (waiting, silent)] == [True, False]
-        assert server.count("OutcomeUnknown") == 1
-
     def test_a_peer_that_does_not_close_is_aborted(self) -> None:
         server = make()
         _, transport = server.connect()
@@ -672,16 +657,44 @@ class TestClosing:
         assert transport.producer is None, "else loseConnection would wait for it for ever"
 
 
-def test_connection_is_read_while_it_waits_for_a_turn_until_more_data_arrives() -> None:
+@pytest.mark.parametrize(("before", "data"), [(b"", (b"one\n", b"two\n")), (b"on", (b"e\ntwo\n",))])
+def test_connection_is_read_while_it_waits_for_a_turn_unless_more_data_arrives_or_has_begun_before(
+    before: bytes, data: tuple[bytes, ...]
+) -> None:
+    """The time of a message that has begun does not pass while its connection waits."""
     server = make()
     protocol, transport = server.connect()
+    protocol.dataReceived(before)
     server.broker.turns.left = 0.0  # Others have used the time of this round.
-    protocol.dataReceived(b"one\n")
-    assert (transport.value(), transport.producerState) == (b"", "producing")
-    protocol.dataReceived(b"two\n")
+    for piece in data:
+        assert transport.producerState == "producing"
+        protocol.dataReceived(piece)
     assert (transport.value(), transport.producerState) == (b"", "paused")
     server.clock.advance(0)
     assert (transport.value(), transport.producerState) == (b"ok one\nok two\n", "producing")
+
+
+def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end() -> None:
+    heard: list[tuple[str, Phase, int]] = []
+
+    class Hearing(Toy):
+        def durable(self, items: Sequence[Publish]) -> None:
+            heard.append(("durable", self.phase, self.broker.budget.used))
+
+        def settled(self) -> None:
+            heard.append(("settled", self.phase, self.broker.budget.used))
+
+    server = make(auto=False)
+    server.factory.protocol = Hearing
+    protocol, _ = server.connect()
+    for closes in (False, True):
+        protocol.dataReceived(b"message\n")
+        if closes:
+            protocol.finish()
+        server.journal.commit()
+    closing = [("durable", Phase.SETTLING, 0), ("settled", Phase.SETTLING, 0)]
+    assert heard == [("durable", Phase.OPEN, 0), *closing], "only a connection that closes has to hear twice"
+    server.lose(protocol)
 
 
 def test_input_of_a_network_waits_while_the_journal_is_behind_with_its_publishes() -> None:
@@ -717,55 +730,6 @@ def test_input_that_waits_for_the_journal_is_refused_when_the_disk_is_full() -> 
     server.clock.advance(0)
     assert server.count("ReadOnly") >= 1
     assert not transport.value()
-
-
-def test_connection_with_an_incomplete_message_is_not_read_while_it_waits_for_a_turn() -> None:
-    server = make(timeout=10.0)
-    protocol, transport = server.connect()
-    protocol.dataReceived(b"half a ")
-    server.broker.turns.left = 0.0
-    protocol.dataReceived(b"message\n")
-    assert transport.producerState == "paused", "its time does not pass while it waits"
-    server.clock.advance(0)
-    assert (transport.value(), transport.producerState) == (b"ok half a message\n", "producing")
-
-
-def test_memory_of_a_publish_is_released_before_the_protocol_hears_of_its_end() -> None:
-    heard: list[tuple[str, int]] = []
-
-    class Hearing(Toy):
-        def durable(self, items: Sequence[Publish]) -> None:
-            heard.append(("durable", self.broker.budget.used))
-
-        def settled(self) -> None:
-            heard.append(("settled", self.broker.budget.used))
-
-    server = make(auto=False)
-    server.factory.protocol = Hearing
-    protocol, _ = server.connect()
-    protocol.dataReceived(b"message\n")
-    assert heard == []
-    server.journal.commit()
-    assert heard == [("durable", 0)]
-    server.lose(protocol)
-
-
-def test_settled_is_called_after_a_publish_that_became_durable_while_the_connection_closes() -> None:
-    heard: list[Phase] = []
-
-    class Hearing(Toy):
-        def settled(self) -> None:
-            heard.append(self.phase)
-
-    server = make(auto=False)
-    server.factory.protocol = Hearing
-    protocol, _ = server.connect()
-    protocol.dataReceived(b"message\n")
-    protocol.finish()
-    assert heard == []
-    server.journal.commit()
-    assert heard == [Phase.SETTLING]
-    server.lose(protocol)
 
 
 class TestPolicy:
@@ -812,6 +776,7 @@ class TestPolicy:
         transport.getPeerCertificate = lambda: None
         peer.makeConnection(transport)
         assert verifyObject(IHandshakeListener, peer)
+        assert verifyObject(IHalfCloseableProtocol, peer)
         assert peer.identity == Identity(host="10.0.0.1")
         transport.getPeerCertificate = lambda: certificate
         peer.handshakeCompleted()
@@ -875,31 +840,14 @@ def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothi
     protocol.waiting = False
     server.clock.advance(59.0)
     assert not transport.disconnecting
+    closing, _ = server.connect()
+    server.journal.auto = False
+    closing.dataReceived(b"under way\n")
+    closing.finish()
     server.clock.advance(1.0)
     assert (transport.disconnecting, server.count("idle")) == (True, 1)
-
-
-def test_connection_that_closes_already_is_not_idle() -> None:
-    server = make(auto=False)
-    server.factory.protocol, server.factory.settings = Lazy, LazySettings(refusal_delay=0.0)
-    protocol, _ = server.connect()
-    protocol.dataReceived(b"under way\n")
-    protocol.stop()
-    server.clock.advance(61.0)
-    assert server.count("idle") == 0
-
-
-class TestSilence:
-    def test_a_silent_connection_is_closed(self, log_lines: list[str]) -> None:
-        server = make(timeout=30.0)
-        _, transport = server.connect()
-        server.clock.advance(29)
-        assert not transport.disconnecting
-        server.clock.advance(1)
-        assert transport.disconnecting
-        assert server.count("silent") == 1
-        said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.timeout to allow more"
-        assert log_lines == [said]
+    server.clock.advance(60.0)
+    assert server.count("idle") == 1, "it closes already"
 
 
 class TestRefusals:
