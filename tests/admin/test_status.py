@@ -17,7 +17,7 @@ from fyrehose.admin.status import summary, time_to_full
 from fyrehose.admin.subscriber_lags import SubscriberLags
 from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
-from fyrehose.interfaces import FileLag, IRelay, JournalState
+from fyrehose.interfaces import FileLag, IRelay
 from fyrehose.observe.listeners import Listener
 from fyrehose.observe.meters import ClusterStatus, JournalMeters, JournalStatus, SharedLogStatus
 from fyrehose.subscriptions.pool import Item
@@ -303,12 +303,6 @@ def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:
         {"protocol": "lumberjack", "event": "resent-dropped", "count": 300},
         {"protocol": "lumberjack", "event": "resent-forgotten", "count": 1},
     ]
-
-
-def test_server_with_a_full_disk_is_not_ready(watched: Any) -> None:
-    watched.journal.enter(JournalState.READ_ONLY, "full")
-    assert watched.status.ready() == (False, "read-only")
-    assert finished(watched.status.complete())["journal"]["state"] == "read-only"
 
 
 def test_pages_list_all_streams_in_order_of_creation(watched: Any) -> None:

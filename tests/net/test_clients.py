@@ -36,54 +36,39 @@ from fyrehose.net.several import AnyServer
 from fyrehose.testing import Transport
 
 
-def test_watcher_fires_once_its_condition_holds() -> None:
-    watchers, values = Watchers(), [0]
-    now, later = watchers.when(lambda: values[0] == 0), watchers.when(lambda: values[0] == 2)
-    assert now.called
-    values[0] = 1
-    watchers.notify()
-    assert not later.called
-    values[0] = 2
-    watchers.notify()
-    assert later.called
-    watchers.notify()
+@pytest.mark.parametrize("seed", range(40))
+def test_watchers_fire_when_their_conditions_hold_and_fail_at_the_end(seed: int) -> None:
+    """Callbacks may add watchers, or end all: none of the others may fire after that, and none may wait forever."""
+    dice, watchers, rows = Random(seed), Watchers(), list[tuple[int, list[object]]]()
+    reached, end = 0, None
 
+    def wait() -> None:
+        at, got = reached + dice.randrange(3), list[object]()
+        rows.append((at, got))
+        waiting = watchers.when(lambda: reached >= at)
+        waiting.addCallbacks(lambda _: fire(at, got), lambda failure: got.append(failure.value))
 
-def test_watcher_added_by_a_callback_is_kept() -> None:
-    watchers, open_ = Watchers(), []
-    first = watchers.when(lambda: bool(open_))
-    second: list[Deferred[None]] = []
-    first.addCallback(lambda _: second.append(watchers.when(lambda: len(open_) > 1)))
-    open_.append(1)
-    watchers.notify()
-    assert not second[0].called
-    open_.append(2)
-    watchers.notify()
-    assert second[0].called
+    def fire(at: int, got: list[object]) -> None:
+        assert reached >= at, "it fires early"
+        assert end is None, "it fires after the end"
+        got.append(at)
+        dice.choice((finish, wait, *[lambda: None] * 8))()
 
+    def finish() -> None:
+        nonlocal end
+        if end is None:
+            end = Closed("the client was closed")
+            watchers.end(end)
 
-def test_failed_watchers_get_the_reason() -> None:
-    watchers = Watchers()
-    waiting = watchers.when(lambda: False)
-    watchers.end(Closed("the client was closed"))
-    for failed in (waiting, watchers.when(lambda: True)):
-        with pytest.raises(Closed):
-            raise failed.result.value  # type: ignore[attr-defined]
-        failed.addErrback(lambda failure: None)
-
-
-def test_callback_that_closes_the_client_fails_the_other_watchers() -> None:
-    """None of them may fire after that, and none may wait forever."""
-    watchers, open_ = Watchers(), [False]
-    first, second = (watchers.when(lambda: open_[0]) for _ in range(2))
-    third = watchers.when(lambda: False)
-    first.addCallback(lambda _: watchers.end(Closed("the client was closed")))
-    open_[0] = True
-    watchers.notify()
-    for waiting in (second, third):
-        with pytest.raises(Closed):
-            raise waiting.result.value  # type: ignore[attr-defined]
-        waiting.addErrback(lambda failure: None)
+    for _ in range(60):
+        if dice.random() < 0.3:
+            reached += 1
+            watchers.notify()
+        else:
+            dice.choice((finish, *[wait] * 30))()
+        for at, got in rows:
+            assert got == ([at] if at in got else [] if end is None else [end])
+            assert got or at > reached, "it waits forever"
 
 
 def test_target_names_its_server_and_connects_to_it_or_to_the_endpoint_that_it_is_given() -> None:

@@ -18,7 +18,7 @@ from fyrehose.net.foreign import SIGNATURE
 from fyrehose.net.proxied import MOST_TEXT, ProxiedFactory, parse_header
 from fyrehose.net.tls import TLSFactory
 from fyrehose.options import networks
-from fyrehose.testing import Transport
+from fyrehose.testing import Transport, every_chunking
 from fyrehose.testing.certificates import Authority
 
 from . import test_failed_handshakes as handshakes
@@ -126,29 +126,27 @@ def trusting(**settings: Any) -> Any:
     return make(proxies=networks("10.9.0.0/16"), **settings)
 
 
-@pytest.mark.parametrize("header", [TEXT, BINARY])
-def test_the_client_is_the_peer_in_whatever_pieces_the_header_arrives(header: bytes) -> None:
-    data = header + b"one\n"
-    for cut in range(len(data)):
+@pytest.mark.parametrize(
+    ("header", "address", "network"),
+    [
+        (TEXT, f"{CLIENT}:50000", CLIENT),
+        (BINARY, f"{CLIENT}:50000", CLIENT),
+        (BINARY6, "2001:db8::7:50000", "2001:db8::/64"),
+    ],
+)
+def test_the_client_is_the_peer_in_whatever_pieces_the_header_arrives(
+    header: bytes, address: str, network: str
+) -> None:
+    for pieces in every_chunking(header + b"one\n"):
         server = trusting(auto=True)
         transport = connect(proxied(server))
-        for piece in (data[:cut], data[cut:]):
-            if piece:
-                transport.protocol.dataReceived(piece)
+        for piece in pieces:
+            transport.protocol.dataReceived(piece)
         assert transport.value() == b"ok one\n"
         [run] = server.journal.read("s", 1, 100)
-        assert run.producer == f"{CLIENT}:50000"
-        assert transport.protocol.identity.host == transport.protocol.network == CLIENT
+        assert (run.producer, transport.protocol.network) == (address, network)
+        assert transport.protocol.identity.host == address.removesuffix(":50000")
         assert not len(server.factory.holding)
-
-
-def test_a_header_may_arrive_byte_by_byte() -> None:
-    server = trusting()
-    transport = connect(proxied(server))
-    for byte in BINARY6 + b"one\n":
-        transport.protocol.dataReceived(bytes((byte,)))
-    assert transport.value() == b"ok one\n"
-    assert transport.protocol.network == "2001:db8::/64"
 
 
 def test_a_health_check_comes_from_the_balancer() -> None:
