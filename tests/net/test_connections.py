@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import attrs
+import pytest
 from twisted.internet.address import IPv4Address
 
 from fyrehose.net.connections import connections_within, descriptors_for
@@ -233,6 +234,18 @@ def test_refused_connections_do_not_count_against_the_limits() -> None:
         assert len(server.factory.connections) + len(server.factory.holding) <= descriptors_for(40)
     assert len(server.factory.connections) == 40
     assert server.count("made-room") == 0
+
+
+@pytest.mark.parametrize(
+    ("most", "others", "held"), [(64, 0, 64 + 18), (64, 60, 4 + 18), (64, 64, 18), (5_000, 0, 1_000)]
+)
+def test_a_listener_holds_as_many_refused_connections_as_it_has_free_ones_and_some_more(
+    most: int, others: int, held: int
+) -> None:
+    server = make(max_connections=most)
+    for port in range(others):
+        server.connect(port=port)
+    assert server.factory.most_held == held
 
 
 def test_full_listener_uses_no_more_descriptors_than_are_set_aside() -> None:

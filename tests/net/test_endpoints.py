@@ -152,3 +152,19 @@ def test_options_that_need_a_restart_are_those_that_differ() -> None:
     assert service.fixed(attrs.evolve(server.factory.settings, timeout=1.0, max_connections=7)) == ["timeout"]
     service.prepare(attrs.evolve(server.factory.settings, max_connections=7)).apply()
     assert server.factory.settings.max_connections == 7
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_service_stops_when_its_connections_are_closed(started: bool) -> None:
+    server, reactor, stopped = make(auto=False), MemoryReactorClock(), list[object]()
+    service = TCPService(reactor, "toy", "tcp:8119", server.factory)
+    if started:
+        service.startService()
+    protocol, transport = server.connect()
+    protocol.dataReceived(b"message\n")
+    service.stopService().addCallback(stopped.append)
+    assert (service.running, transport.disconnecting, stopped) == (0, False, [])
+    server.journal.commit()
+    assert (transport.value(), transport.disconnecting, stopped) == (b"ok message\n", True, [])
+    server.lose(protocol)
+    assert stopped == [None]

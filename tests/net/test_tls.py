@@ -9,11 +9,15 @@ from typing import Any
 
 import attrs
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import NameOID
+from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
+from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
@@ -21,7 +25,7 @@ from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import ConfigError
 from fyrehose.net.holding import Holding, RefusedConnection
 from fyrehose.net.peers import identify
-from fyrehose.net.tls import TLS, TLSFactory, TLSSettings, add_tls
+from fyrehose.net.tls import TLS, EndpointReactor, TLSFactory, TLSSettings, add_tls
 from fyrehose.net.turns import INPUT_S
 from fyrehose.options import build
 from fyrehose.protocols.figg.frames import Publish
@@ -67,17 +71,17 @@ def meet(settings: TLSSettings, client: ssl.SSLContext) -> Met:
 
 
 def meet_server(tls: TLS, client: ssl.SSLContext) -> Met:
-    inside = Echo()
-    factory = Factory()
-    factory.buildProtocol = lambda addr: inside  # type: ignore[method-assign,assignment]
     clock = Clock()
-    around = TLSFactory(tls, factory, clock)
+    return meet_factory(TLSFactory(tls, Factory.forProtocol(Echo), clock), client, clock)
+
+
+def meet_factory(around: TLSFactory, client: ssl.SSLContext, clock: Clock) -> Met:
     protocol = around.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1))
     transport = StringTransport()
     protocol.makeConnection(transport)
     received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
     peer = client.wrap_bio(received, to_send, server_hostname="localhost")
-    met = Met(inside)
+    met = Met(protocol.wrappedProtocol)
     said = False
     for _ in range(10):
         try:
@@ -162,6 +166,35 @@ def test_the_server_sends_its_chain(authority: Authority, tmp_path: Path) -> Non
     between = Authority(tmp_path, "between", authority)
     own = between.issue("server", "localhost", chain=True)
     assert meet(TLSSettings(tls_certificate=own.certificate, tls_key=own.key), client(authority)).answer == b"hello"
+
+
+def test_an_ssl_endpoint_listens_where_it_says_and_sends_its_chain(authority: Authority, tmp_path: Path) -> None:
+    between, reactor = Authority(tmp_path, "between", authority), MemoryReactorClock()
+    own = between.issue("server", "localhost")
+    files = f"privateKey={own.key}:certKey={own.certificate}:extraCertChain={between.certificate}"
+    endpoint = serverFromString(EndpointReactor(reactor), f"ssl:8119:interface=127.0.0.1:backlog=7:{files}")
+    endpoint.listen(Factory.forProtocol(Echo))
+    ((port, around, backlog, interface),) = reactor.tcpServers
+    assert (port, backlog, interface) == (8119, 7, "127.0.0.1")
+    assert meet_factory(around, client(authority), reactor).answer == b"hello"
+
+
+def test_a_client_is_told_which_authorities_may_issue_its_certificate(authority: Authority) -> None:
+    tls = options(authority, tls_client_auth="required", tls_authorities=authority.certificate).tls("toy")
+    assert tls is not None
+    server, peer = SSL.Connection(tls.files.context, None), SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD), None)
+    server.set_accept_state()
+    peer.set_connect_state()
+    for ours, theirs in ((peer, server), (server, peer)):
+        with suppress(SSL.WantReadError):
+            ours.do_handshake()
+        theirs.bio_write(ours.bio_read(1 << 16))
+    with suppress(SSL.WantReadError):
+        peer.do_handshake()
+    own = load_pem_x509_certificate(Path(authority.certificate).read_bytes())
+    assert [name.CN for name in peer.get_client_ca_list()] == [
+        own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+    ]
 
 
 def test_an_encrypted_key_is_read_with_its_passphrase(authority: Authority, tmp_path: Path) -> None:
