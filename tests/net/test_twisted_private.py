@@ -6,7 +6,10 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -114,27 +117,35 @@ def pair() -> Iterator[Pair]:
     theirs.close()
 
 
-def test_data_that_the_kernel_accepts_is_written_at_once(pair: Pair) -> None:
-    pair.transport.write(b"one ")
-    pair.transport.writeSequence([b"two ", b"", b"three"])
-    assert pair.peer.recv(100) == b"one two three"
-    assert pair.transport not in pair.reactor.writers
-    assert pair.producer.said == []
-
-
-def test_empty_writes_do_nothing(pair: Pair) -> None:
-    pair.transport.write(b"")
-    pair.transport.writeSequence([])
-    assert pair.transport not in pair.reactor.writers
-
-
-def test_unsent_data_waits_and_pauses_the_producer(pair: Pair) -> None:
-    much = bytes(range(256)) * (MUCH // 256)
-    pair.transport.write(much)
-    assert pair.transport in pair.reactor.writers
-    assert pair.producer.said == ["pause"]
-    assert pair.read() == much
-    assert pair.producer.said == ["pause", "resume"]
+@pytest.mark.parametrize("seed", range(12))
+def test_data_is_written_at_once_while_the_kernel_accepts_it_and_otherwise_in_order_with_a_pause(
+    pair: Pair, seed: int
+) -> None:
+    dice, transport, said = Random(seed), pair.transport, pair.producer.said
+    produces, written, got = seed % 4 > 0, b"", b""
+    if not produces:
+        transport.unregisterProducer()
+    for number in range(80):
+        pieces = [bytes([number]) * dice.choice((0, 1, 1_000, MUCH // 20)) for _ in range(dice.randrange(4))]
+        match dice.randrange(4):
+            case 0 | 1:
+                transport.writeSequence(pieces)
+                written += b"".join(pieces)
+            case 2:
+                for piece in pieces:
+                    transport.write(piece)
+                    written += piece
+            case _ if transport in pair.reactor.writers:
+                transport.doWrite()
+        waits = transport in pair.reactor.writers
+        changes = [each for each, _ in groupby(said)]  # Twisted pauses again with each large write
+        assert changes == ["pause", "resume"] * (len(changes) // 2) + ["pause"] * (waits and produces)
+        if not waits or dice.random() < 0.3:
+            with suppress(BlockingIOError):
+                while data := pair.peer.recv(1 << 20):
+                    got += data
+            assert got == written if not waits else written.startswith(got)
+    assert got + pair.read() == written
 
 
 @pytest.fixture
@@ -172,21 +183,6 @@ def test_unsent_data_arrives_when_the_peer_reads(slow: tuple[PromptServer, socke
         if select.select([], [transport.socket], [], 0)[1]:
             transport.doWrite()
     assert got == much
-
-
-def test_later_data_follows_unsent_data(pair: Pair) -> None:
-    pair.transport.write(b"a" * MUCH)
-    pair.transport.writeSequence([b"b" * 10, b"c" * 10])
-    pair.transport.write(b"d")
-    assert pair.read() == b"a" * MUCH + b"b" * 10 + b"c" * 10 + b"d"
-    pair.transport.write(b"e")
-    assert pair.peer.recv(10) == b"e"
-
-
-def test_unsent_data_waits_without_a_producer(pair: Pair) -> None:
-    pair.transport.unregisterProducer()
-    pair.transport.write(b"a" * MUCH)
-    assert pair.read() == b"a" * MUCH
 
 
 def test_an_aborted_connection_drops_its_unsent_data_at_once(pair: Pair) -> None:
