@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import attrs
@@ -24,6 +27,8 @@ from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import SubscriptionOptions
 from fyrehose.testing import RecordingSink
 from tests.doubles.steps import finished
+
+from .test_metrics import labelled, scraped
 
 log = Logger()
 
@@ -152,99 +157,230 @@ def test_time_to_a_full_disk_follows_from_growth_and_retention(
     assert time_to_full(journal_with(**figures), rate) == seconds
 
 
-def test_protocols_are_listed_with_counts_and_rates(watched: Any) -> None:
-    counters = watched.broker.counters
-    counters.add("lumberjack", "connections", 3)
-    counters.gauge("lumberjack", "connections", 3)
-    counters.gauge("lumberjack", "connections", -1)
-    counters.refuse(log, "lumberjack", "too-large", "x")
-    watched.publish(b"abc", b"d")
-    watched.subscribe(resumed=False)
-    watched.subscribe()
-    watched.pass_time(1)
-    protocols = by_name(finished(watched.status.complete())["protocols"])
-    assert list(protocols) == ["figg", "http", "lumberjack"]
-    lumberjack, http, figg = protocols["lumberjack"], protocols["http"], protocols["figg"]
-    assert [lumberjack[f"connections{which}"] for which in ("", "_peak", "_total")] == [2, 3, 3]
-    assert lumberjack["refused"] == 1
-    assert (http["published_messages"], http["published_bytes"], http["acknowledged"]) == (2, 4, 1)
-    assert http["published_rate"] > 0
-    assert (figg["delivered_messages"], figg["subscribers"], figg["lag"]) == (2, 2, 2)
+@attrs.define(eq=False)
+class Subscribed:
+    """A subscriber, of which the plain list knows this."""
+
+    subscription: Any
+    stream: str
+    position: int
+    paused: bool
+    delivered: int = 0
+    closes_in: float | None = None
 
 
-def test_busiest_streams_are_listed_first(watched: Any) -> None:
-    for n in range(5):
-        watched.publish(b"x", stream=f"s{n}")
-    finished(watched.status.complete())
-    watched.clock.advance(1)
-    watched.publish(*[b"x"] * 9, stream="s3")
-    watched.subscribe("s3")
-    streams = finished(watched.status.complete(listed=2))["streams"]
-    assert (streams["total"], streams["matching"]) == (5, 5)
-    assert [stream["name"] for stream in streams["listed"]] == ["s3", "s0"]
-    assert streams["listed"][0] == {
-        "name": "s3",
-        "first": 1,
-        "last": 10,
-        "rate": 9.0,
-        "bytes_rate": 9.0,
-        "bytes": 10,
-        "oldest_age": 1000.0,
-        "newest_age": 0.0,
-        "subscribers": 1,
-    }
+class Figures:
+    """A random history of a server, and a plain count of what its status and its metrics say."""
 
+    def __init__(self, watched: Any, seed: int) -> None:
+        self.watched, self.dice = watched, Random(seed)
+        watched.journal.now = lambda: int(self.now * 1_000_000)
+        watched.broker.counters.declare("syslog", ["never"], ["never-refused"])
+        self.times: dict[str, list[float]] = {}  #: of the records of each stream
+        self.subscribed: list[Subscribed] = []
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)  #: figures of each protocol
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.events: Counter[tuple[str, str]] = Counter()
+        self.looked_at: float | None = None
+        self.elapsed: float | None = None  #: between the last two looks
+        self.before: dict[str, int] = {}  #: the ends of streams at the last look
+        self.growth: dict[str, int] = {}
 
-def test_streams_are_filtered_by_a_part_of_the_name(watched: Any) -> None:
-    for stream in ("Orders", "orders.eu", "log"):
-        watched.publish(b"x", stream=stream)
-    streams = finished(watched.status.complete("ORD"))["streams"]
-    assert (streams["total"], streams["matching"]) == (3, 2)
-    assert {stream["name"] for stream in streams["listed"]} == {"Orders", "orders.eu"}
+    @property
+    def now(self) -> float:
+        return 1_000.0 + self.watched.clock.seconds()
 
+    def size(self, stream: str) -> int:
+        return 10 * len(stream)
 
-def test_subscribers_furthest_behind_are_listed_first(watched: Any) -> None:
-    watched.publish(*[b"x"] * 10)
-    watched.subscribe()
-    watched.subscribe(after=4, resumed=False)
-    watched.subscribe(stream="elsewhere", resumed=False)
-    subscribers = finished(watched.status.complete(listed=1))["subscribers"]
-    assert (subscribers["total"], subscribers["lag"]) == (3, 6)
-    assert subscribers["listed"] == [
-        {
-            "protocol": "figg",
-            "peer": "10.0.0.1:5",
-            "clients": 1,
-            "stream": "s",
-            "position": 4,
-            "lag": 6,
-            "delivered": 0,
-            "paused": True,
-            "closes_in": None,
+    def publish(self) -> None:
+        stream = self.dice.choice(("Orders", "orders.eu", "log", "b", 'quo"te', "x" * 9))
+        count, protocol = self.dice.choice((1, 1, 9)), self.dice.choice(("http", "relink"))
+        self.watched.publish(*[b"x" * self.size(stream)] * count, stream=stream, source=protocol)
+        self.times.setdefault(stream, []).extend([self.now] * count)
+        self.watched.clock.advance(0)
+        size = count * self.size(stream)
+        self.counts[protocol].update(published_messages=count, published_bytes=size, acknowledged=1)
+        for each in self.subscribed:
+            if each.stream == stream and not each.paused:
+                self.deliver(each)
+
+    def deliver(self, each: Subscribed) -> None:
+        count = len(self.times[each.stream]) - each.position
+        self.counts["figg"].update(delivered_messages=count, delivered_bytes=count * self.size(each.stream))
+        each.position, each.delivered = each.position + count, each.delivered + count
+
+    def subscribe(self) -> None:
+        if self.times:
+            stream, paused = self.dice.choice(list(self.times)), self.dice.random() < 0.7
+            position = self.dice.randrange(len(self.times[stream]) + 1)
+            subscription = self.watched.subscribe(stream, position, resumed=not paused)
+            self.subscribed.append(Subscribed(subscription, stream, position, paused))
+            self.counts["figg"]["subscribers"] += 1
+            if not paused:
+                self.deliver(self.subscribed[-1])
+            elif self.dice.random() < 0.3:
+                self.subscribed[-1].closes_in = subscription.sink.connection.closes_in = 12.5
+
+    def unsubscribe(self) -> None:
+        if self.subscribed:
+            self.subscribed.pop(self.dice.randrange(len(self.subscribed))).subscription.stopProducing()
+            self.counts["figg"]["subscribers"] -= 1
+
+    def count(self) -> None:
+        """Refuse something, count an event, or count connections."""
+        counters, protocol = self.watched.broker.counters, self.dice.choice(("figg", "syslog"))
+        cause, event, change = (
+            self.dice.choice("ab"),
+            self.dice.choice(("skipped", "resent")),
+            self.dice.choice((-1, 1)),
+        )
+        counters.refuse(log, protocol, cause, "x")
+        self.refused[protocol, cause] += 1
+        self.counts[protocol]["refused"] += 1
+        counters.add(protocol, event, 3)
+        self.events[protocol, event] += 3
+        counters.add(protocol, "connections")
+        counters.gauge(protocol, "connections", change)
+        found = self.counts[protocol]
+        found.update(connections=change, connections_total=1)
+        found["connections_peak"] = max(found["connections_peak"], found["connections"])
+
+    def step(self) -> None:
+        often = [self.publish] * 6 + [self.subscribe] * 3 + [self.unsubscribe, self.count]
+        self.dice.choice(often)()
+        self.watched.clock.advance(0)
+
+    def look(self) -> None:
+        """Compute rates from what was published since the last look, if that was half a second ago."""
+        if self.looked_at is not None and self.now - self.looked_at < 0.5:
+            return
+        elapsed = None if self.looked_at is None else self.now - self.looked_at
+        self.elapsed = None if elapsed is None or elapsed > 30 else elapsed
+        ends = {stream: len(times) for stream, times in self.times.items()}
+        grown = {stream: last - self.before.get(stream, 0) for stream, last in ends.items()}
+        self.growth = {stream: more for stream, more in grown.items() if more and self.elapsed}
+        self.looked_at, self.before = self.now, ends
+
+    def stream(self, stream: str) -> dict[str, Any]:
+        times, grown, rate, bytes_rate = self.times[stream], self.growth.get(stream, 0), None, None
+        if self.elapsed is not None:
+            rate, bytes_rate = grown / self.elapsed, grown * self.size(stream) / self.elapsed
+        return {
+            "name": stream,
+            "first": 1,
+            "last": len(times),
+            "rate": rate,
+            "bytes_rate": bytes_rate,
+            "bytes": len(times) * self.size(stream),
+            "oldest_age": self.now - times[0],
+            "newest_age": 0.0 if rate else self.now - times[-1],
+            "subscribers": sum(each.stream == stream for each in self.subscribed),
         }
-    ]
+
+    def check(self) -> None:
+        listed, match = self.dice.choice((2, 100)), self.dice.choice(("", "ORD"))
+        status = finished(self.watched.status.complete(match, listed))
+        self.look()
+        matching = [stream for stream in self.times if match.lower() in stream.lower()]
+        streams, described = status["streams"], {stream: self.stream(stream) for stream in self.times}
+        assert (streams["total"], streams["matching"]) == (len(self.times), len(matching))
+        assert streams["listed"] == [described[each["name"]] for each in streams["listed"]]
+        growth = sorted((self.growth.get(stream, 0) for stream in matching), reverse=True)
+        assert [self.growth.get(each["name"], 0) for each in streams["listed"]] == growth[:listed]
+        idle = [stream for stream in matching if stream not in self.growth]
+        found = [each["name"] for each in streams["listed"] if each["name"] not in self.growth]
+        assert found == idle[: len(found)], "the others are in the order of their creation"
+        pages = self.pages(lambda page: finished(self.watched.status.streams_page(match, page, 2)))
+        assert pages == [described[stream] for stream in matching]
+        self.check_subscribers(status["subscribers"], listed)
+        for each in status["protocols"]:
+            self.check_protocol(each)
+        most = sorted(self.refused.items(), key=lambda each: (-each[1], each[0]))
+        assert status["refusals"] == [{"protocol": name, "cause": cause, "count": n} for (name, cause), n in most]
+        events = sorted(self.events.items())
+        assert status["events"] == [{"protocol": name, "event": event, "count": n} for (name, event), n in events]
+        self.check_metrics()
+
+    def pages(self, ask: Callable[[int], dict[str, Any]]) -> list[Any]:
+        """Return what all pages list, the last of which are empty."""
+        pages = [ask(page) for page in range(20)]
+        assert [page["page"] for page in pages] == list(range(20))
+        return [each for page in pages for each in page["listed"]]
+
+    def lag(self, each: Subscribed) -> int:
+        return len(self.times[each.stream]) - each.position
+
+    def check_subscribers(self, said: dict[str, Any], listed: int) -> None:
+        peer = {"protocol": "figg", "peer": "10.0.0.1:5", "clients": 1}
+        described = [
+            attrs.asdict(each, filter=lambda field, _: field.name != "subscription") | {**peer, "lag": self.lag(each)}
+            for each in self.subscribed
+        ]
+        assert self.pages(lambda page: self.watched.status.subscribers_page(page, 2)) == described
+        furthest = sorted(described, key=lambda each: (-each["lag"], each["stream"]))
+        places = [[(each["lag"], each["stream"]) for each in rows] for rows in (said["listed"], furthest[:listed])]
+        assert places[0] == places[1]
+        assert all(each in described for each in said["listed"])
+        assert (said["total"], said["lag"]) == (len(described), max((each["lag"] for each in described), default=0))
+
+    def check_protocol(self, said: dict[str, Any]) -> None:
+        name, sampler = said["name"], self.watched.sampler
+        expected = self.counts[name] | Counter()
+        of_figg = [each for each in self.subscribed if name == "figg"]
+        assert said["lag"] == max(map(self.lag, of_figg), default=0)
+        assert said["stalled"] == sum(each.closes_in is not None for each in of_figg)
+        assert {key: said[key] for key in expected} == expected
+        rates = sampler.samples[-1].published.get(name, (0, 0)) if sampler.samples else (None, None)
+        assert (said["published_rate"], said["published_bytes_rate"]) == rates
+
+    def check_metrics(self) -> None:
+        samples = scraped(self.watched.status, streams=3)
+        first = {(stream,): len(self.times[stream]) for stream in list(self.times)[:3]}
+        assert labelled(samples, "fyrehose_stream_last_seq") == first, "a new stream replaces no series"
+        lags = {
+            stream: max([0] + [self.lag(each) for each in self.subscribed if each.stream == stream[0]])
+            for stream in first
+        }
+        assert labelled(samples, "fyrehose_stream_lag_messages") == lags
+        readers = Counter((each.stream,) for each in self.subscribed if (each.stream,) in first)
+        assert +Counter(labelled(samples, "fyrehose_stream_subscribers")) == readers
+        streams = [labelled(samples, f"fyrehose_streams{which}")[()] for which in ("", "_unlisted")]
+        assert streams == [len(self.times), max(0, len(self.times) - 3)]
+        for metric, key in METRICS.items():
+            shown = {(name,): counts[key] for name, counts in self.counts.items()}
+            assert +Counter(labelled(samples, f"fyrehose_{metric}")) == +Counter(shown), metric
+        furthest = {("figg",): max(map(self.lag, self.subscribed), default=0)}
+        assert +Counter(labelled(samples, "fyrehose_subscriber_lag_messages")) == +Counter(furthest)
+        stalled = {("figg",): sum(each.closes_in is not None for each in self.subscribed)}
+        assert +Counter(labelled(samples, "fyrehose_subscribers_stalled")) == +Counter(stalled)
+        for metric, counted in (("refused", self.refused), ("events", self.events)):
+            found = labelled(samples, f"fyrehose_{metric}_total")
+            assert +Counter(found) == {(cause, name): n for (name, cause), n in counted.items()}
 
 
-def test_subscriber_that_does_not_read_has_the_time_until_it_is_disconnected(watched: Any) -> None:
-    watched.publish(*[b"x"] * 10)
-    watched.subscribe()
-    stalled = watched.subscribe(after=4, resumed=False)
-    stalled.sink.connection.closes_in = 12.5
-    status = finished(watched.status.complete(listed=2))
-    assert [each["closes_in"] for each in status["subscribers"]["listed"]] == [12.5, None]
-    assert [each["stalled"] for each in status["protocols"] if each["name"] == "figg"] == [1]
+#: The metrics of protocols, and the figures that they show.
+METRICS = {
+    "published_messages_total": "published_messages",
+    "published_bytes_total": "published_bytes",
+    "acknowledged_publishes_total": "acknowledged",
+    "delivered_messages_total": "delivered_messages",
+    "delivered_bytes_total": "delivered_bytes",
+    "connections_total": "connections_total",
+    "connections_open": "connections",
+    "connections_peak": "connections_peak",
+    "subscribers": "subscribers",
+}
 
 
-def test_most_frequent_refusals_are_listed_first(watched: Any) -> None:
-    counters = watched.broker.counters
-    for cause, times in (("a", 1), ("b", 3)):
-        for _ in range(times):
-            counters.refuse(log, "figg", cause, "x")
-    counters.add("figg", "skipped")
-    assert finished(watched.status.complete())["refusals"] == [
-        {"protocol": "figg", "cause": "b", "count": 3},
-        {"protocol": "figg", "cause": "a", "count": 1},
-    ]
+@pytest.mark.parametrize("seed", range(8))
+def test_figures_of_the_status_and_of_the_metrics_are_those_of_a_plain_count(watched: Any, seed: int) -> None:
+    figures = Figures(watched, seed)
+    for _ in range(12):
+        for _ in range(figures.dice.randrange(12)):
+            figures.step()
+        watched.clock.advance(figures.dice.choice((0.25, 1.0, 5.0, 40.0)))
+        figures.check()
 
 
 def test_who_was_refused_last_is_listed_by_network(watched: Any) -> None:
@@ -288,41 +424,6 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
     sharing.delete(shared)
     assert finished(watched.status.complete())["subscriptions"]["listed"] == []
     watched.broker.table.close()
-
-
-def test_events_that_are_no_refusals_are_listed_in_order(watched: Any) -> None:
-    counters = watched.broker.counters
-    counters.declare("lumberjack", ("resent-dropped", "resent-forgotten", "unrouted"))
-    counters.add("lumberjack", "connections", 9)
-    counters.add("lumberjack", "resent-forgotten", 1)
-    counters.add("lumberjack", "resent-dropped", 300)
-    counters.add("figg", "skipped", 2)
-    counters.refuse(log, "figg", "a", "x")
-    assert finished(watched.status.complete())["events"] == [
-        {"protocol": "figg", "event": "skipped", "count": 2},
-        {"protocol": "lumberjack", "event": "resent-dropped", "count": 300},
-        {"protocol": "lumberjack", "event": "resent-forgotten", "count": 1},
-    ]
-
-
-def test_pages_list_all_streams_in_order_of_creation(watched: Any) -> None:
-    for n in range(5):
-        watched.publish(b"x", stream=f"s{n * 7 % 5}")
-    watched.publish(b"x", stream="other")
-    pages = [finished(watched.status.streams_page("S", page, 2)) for page in range(4)]
-    assert [[stream["name"] for stream in page["listed"]] for page in pages] == [["s0", "s2"], ["s4", "s1"], ["s3"], []]
-    assert [(page["total"], page["matching"], page["page"]) for page in pages] == [(6, 5, n) for n in range(4)]
-    first = pages[0]["listed"][0]
-    assert (first["name"], first["first"], first["last"], first["rate"]) == ("s0", 1, 1, None)
-
-
-def test_pages_list_all_subscribers_in_order_of_creation(watched: Any) -> None:
-    watched.publish(*[b"x"] * 5)
-    for after in (3, 1, 4):
-        watched.subscribe(after=after, resumed=False)
-    pages = [watched.status.subscribers_page(page, 2) for page in range(2)]
-    assert [[each["lag"] for each in page["listed"]] for page in pages] == [[2, 4], [1]]
-    assert [(page["total"], page["page"]) for page in pages] == [(3, 0), (3, 1)]
 
 
 def test_no_answer_examines_every_stream_or_subscriber(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
