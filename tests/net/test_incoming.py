@@ -70,9 +70,12 @@ class History:
         elif self.behind_at is None:
             self.behind_at = self.now
 
-    def receive(self, parts: int) -> None:
+    def receive(self, parts: int, none: bool = False) -> None:
         """Receive some *parts* of a frame: the incomplete one, another, or the last of all."""
-        another, none = self.began is not None and self.dice.random() < self.ends, self.dice.random() < self.ends
+        another, none = (
+            self.began is not None and self.dice.random() < self.ends,
+            none or self.dice.random() < self.ends,
+        )
         size, buffered = (0, 0) if none else (self.dice.choice((200, 1 << 30)), self.dice.randrange(200))
         if none:
             self.began = None
@@ -88,6 +91,8 @@ class History:
         assert (self.watch.size, self.memory.charged) == (size, (size, buffered))
 
     def pause(self) -> None:
+        if self.dice.random() < 0.2:
+            self.receive(1, none=True)
         self.paused, self.memory.waits, self.looked_at = True, self.dice.random() < 0.5, self.now
         self.watch.pause()
 

@@ -85,6 +85,7 @@ class FakeSocket:
         self.closed = True
 
     def recvmsg_into(self, buffers: list[memoryview], size: int) -> tuple[int, list[Any], int, Address]:
+        assert size == 2 * socket.CMSG_SPACE(4), "the segment and the drops have room"
         if not self.incoming:
             raise BlockingIOError(errno.EAGAIN, "nothing")
         item = self.incoming.pop(0)
@@ -95,6 +96,7 @@ class FakeSocket:
         return len(data), ancillary, 0, source
 
     def sendmsg(self, buffers: list[memoryview], ancillary: list[Any], flags: int, to: Address) -> int:
+        assert [each[:2] for each in ancillary] in ([], [(17, 103)]), "it is not UDP_SEGMENT of Linux"
         segment = unpack("=H", ancillary[0][2])[0] if ancillary else 0
         data = bytes(buffers[0])
         self.calls += 1
@@ -323,7 +325,7 @@ def test_datagrams_are_read_in_order_and_each_turn_joins_and_reads_a_bounded_num
         for _ in range(dice.choice((10, 600))):
             segment, source = dice.choice((1, 2, 3)) * unit, THERE if dice.random() < 0.8 else AWAY
             data = bytes(dice.choices(b"abc", k=dice.randrange(6) * many)) * unit
-            options = [(socket.SOL_IP, 1, b"1234")]
+            options = [(socket.SOL_IP, 1, b"1234")] * dice.randrange(2)
             if dice.random() < 0.5 and data:
                 options.append(gro(segment))
             else:
@@ -402,9 +404,9 @@ def test_port_works_without_kernel_support(log_lines: list[str]) -> None:
 def test_socket_options_are_set(log_lines: list[str]) -> None:
     assert Bench().socket.options == {
         (socket.SOL_SOCKET, socket.SO_RCVBUF): 4 << 20,
-        (socket.SOL_SOCKET, udp.SO_RXQ_OVFL): 1,
-        (udp.SOL_UDP, udp.UDP_GRO): 1,
-        (socket.IPPROTO_IP, udp.IP_MTU_DISCOVER): udp.IP_PMTUDISC_DONT,
+        (socket.SOL_SOCKET, 40): 1,  # SO_RXQ_OVFL of Linux
+        (17, 104): 1,  # SOL_UDP, UDP_GRO
+        (socket.IPPROTO_IP, 10): 0,  # IP_MTU_DISCOVER, IP_PMTUDISC_DONT
     }
     assert (udp.SOL_UDP, udp.UDP_GRO) not in Bench(batching=False).socket.options
     assert not [line for line in log_lines if "rmem_max" in line], "the buffer is as large as it was asked for"
@@ -412,6 +414,7 @@ def test_socket_options_are_set(log_lines: list[str]) -> None:
 
 def test_default_bind_address_faces_the_server() -> None:
     assert udp.host_towards(("127.0.0.1", 2323)) == "127.0.0.1"
+    assert [udp.is_local(host) for host in ("127.0.0.1", "192.0.2.1")] == [True, False]
 
 
 def test_port_that_has_stopped_reading_still_sends() -> None:
@@ -450,6 +453,7 @@ def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tup
         "udp:2323:127.0.0.1",
         "udp:2323:interface=",
         "udp:2323:interface=localhost",
+        "udp:2323:interface=1.2.3.4.5",
         "udp:2323:interface=::1",
         "udp:2323:interface=127.0.0.1:backlog=5",
         "udp:2323:host=127.0.0.1",
