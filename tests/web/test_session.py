@@ -104,6 +104,7 @@ class Sent:
 
     :ivar fault: why the program does not answer it
     :ivar last: whether the connection ends with its answer
+    :ivar unread: whether it is refused before its body is read
     :ivar events: its events: the method, the body, and the types of others
     :ivar answer: the status and the body of its answer, and how often the client is told to go on
     """
@@ -116,8 +117,9 @@ class Sent:
         )
         self.fault = dice.choice([""] * 6 + ["refused"] * 2 + ["malformed", "incomplete" if body else ""])
         close, waits, chunked = dice.random() < 0.1, dice.random() < 0.5, minor == "1" and dice.random() < 0.5
-        unread = chunked or bool(body)
-        self.last = close or minor == "0" or self.fault in ERRORS or (self.fault == "refused" and unread)
+        has_body = chunked or bool(body)
+        self.unread = self.fault == "refused" and has_body
+        self.last = close or minor == "0" or self.fault in ERRORS or self.unread
         status, said = (
             (400, ERRORS[self.fault]) if self.fault in ERRORS else (404, REFUSAL) if self.fault else (200, ANSWER)
         )
@@ -128,7 +130,7 @@ class Sent:
             return
         if self.fault == "refused":
             self.events = [RequestRefused]
-        goes_on = waits and minor == "1" and unread and self.fault != "refused"
+        goes_on = waits and minor == "1" and has_body and self.fault != "refused"
         self.answer = status, said * (self.method != "HEAD"), int(goes_on)
         path = self.fault if self.fault == "refused" else ""
         head = f"{self.method} /{path} HTTP/1.{minor}\r\nHost: x\r\n" + "Connection: close\r\n" * close
@@ -204,6 +206,8 @@ def answer_in_pieces(dice: Random) -> None:
             assert not isinstance(event, RequestHead) or left is None, "the answer before it is incomplete"
             got.append(getattr(event, "method", event if isinstance(event, bytes) else type(event)))
         out += sent(session)
+        refused = got[-1:] == [RequestRefused] and len(got) == sum(len(each.events) for each in requests)
+        assert session.body_unread == (refused and requests[-1].unread and not ended)
     assert got == [event for each in requests for event in each.events]
     for each in requests:
         out = each.read_answer(out)
@@ -240,6 +244,7 @@ def test_options_of_the_whole_server_are_answered(version: str) -> None:
     session = WebSession(frozenset({"x"}))
     assert session.receive_data(f"OPTIONS * HTTP/{version}\r\nHost: x\r\n\r\n".encode()) == []
     assert answer(session)[0] == 204
+    assert (session.answering, session.over) == (False, version == "1.0")
     (event,) = WebSession().receive_data(b"GET * HTTP/1.1\r\nHost: x\r\n\r\n")
     assert isinstance(event, RequestRefused)
 
@@ -300,30 +305,36 @@ def test_answer_to_head_has_no_body() -> None:
     assert not session.more
 
 
-def test_refusal_is_an_answer_and_the_connection_stays_open() -> None:
+@pytest.mark.parametrize(
+    ("status", "retriable", "more"),
+    [
+        (401, False, {"www-authenticate": "Bearer"}),
+        (404, False, {}),
+        (408, True, {}),
+        (429, True, {"retry-after": "5"}),
+        (503, True, {"retry-after": "5"}),
+    ],
+)
+def test_refusal_is_an_answer_and_the_connection_stays_open(status: int, retriable: bool, more: dict[str, str]) -> None:
     session = WebSession()
     session.receive_data(GET)
-    assert session.refuse(404, "no-such", "there is no ä", {"X": "y"}, more=1) == [
-        RequestRefused(status=404, cause="no-such", detail="there is no ä")
+    assert session.refuse(status, "no-such", "there is no ä", {"X": "y"}, more=1) == [
+        RequestRefused(status=status, cause="no-such", detail="there is no ä")
     ]
-    status, headers, body = answer(session)
-    assert (status, headers["x"]) == (404, "y")
-    assert json.loads(body) == {"error": "there is no ä", "more": 1}
-    assert "connection" not in headers
+    found, headers, body = answer(session)
+    assert (found, headers["x"], "connection" in headers) == (status, "y", False)
+    assert {name: headers[name] for name in ("www-authenticate", "retry-after") if name in headers} == more
+    assert json.loads(body) == {"error": "there is no ä", "more": 1} | ({"retriable": True} if retriable else {})
     assert len(session.receive_data(GET) + session.next_events()) == 1
 
 
-def test_refusal_that_leaves_a_body_unread_closes_the_connection() -> None:
+@pytest.mark.parametrize(("request_line", "url"), [("GET /a%2Fb?x=1", "http://h:1/a%2Fb?x=1"), ("GET http://x/", "")])
+def test_request_is_redirected_to_the_same_path_of_another_server(request_line: str, url: str) -> None:
     session = WebSession()
-    events = session.receive_data(POST[:-3])
-    assert [type(event) for event in events] == [RequestRefused]
-    status, headers, _ = answer(session)
-    assert (status, headers["connection"]) == (413, "close")
-    assert session.over
-    assert session.body_unread
-    assert session.receive_data(b"llo") == []
-    session.receive_eof()
-    assert not session.body_unread
+    assert session.elsewhere("http://h:1") == {}, "no request has come"
+    session.receive_data(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert session.elsewhere("http://h:1") == ({"Location": url} if url else {})
+    assert session.elsewhere("") == {}
 
 
 @pytest.mark.parametrize("target", ["http://localhost:80/a%2Fb/c?x=1", "HTTPS://LOCALHOST/a%2Fb/c?x=1"])
