@@ -764,27 +764,37 @@ class TestPolicy:
         writer.dataReceived(b"two\n")
         assert (writing.value(), writing.disconnecting) == (b"ok one\n", True)
 
-    def test_a_tls_peer_is_identified_after_the_handshake(self, tmp_path: Path) -> None:
-        server = make()
+    def test_a_tls_peer_is_identified_after_the_handshake_and_then_has_its_time_to_speak(self, tmp_path: Path) -> None:
+        server = make(timeout=30.0)
         server.broker.guard.change(self.rules(certificate="writer", publish="s"))
         issued = Authority(tmp_path).issue("writer")
         certificate = X509.from_cryptography(load_pem_x509_certificate(Path(issued.certificate).read_bytes()))
+        (peer, transport), (silent, other), (_, late) = (self.connect_with_tls(server) for _ in range(3))
+        assert verifyObject(IHandshakeListener, peer)
+        assert verifyObject(IHalfCloseableProtocol, peer)
+        assert peer.identity == Identity(host="10.0.0.1")
+        server.clock.advance(9)
+        for protocol, each in ((peer, transport), (silent, other)):
+            each.getPeerCertificate = lambda: certificate
+            protocol.handshakeCompleted()
+        assert peer.identity == Identity(host="10.0.0.1", certificates=("writer",))
+        peer.dataReceived(b"one\n")
+        assert transport.value() == b"ok one\n"
+        server.clock.advance(1)
+        assert [each.aborted for each in (transport, other, late)] == [False, False, True]
+        server.clock.advance(28)
+        assert not other.disconnecting
+        server.clock.advance(1)
+        assert [each.disconnecting for each in (transport, other)] == [False, True]
+
+    def connect_with_tls(self, server: Server) -> tuple[Any, Any]:
         address = IPv4Address("TCP", "10.0.0.1", 5000)
         peer: Any = server.factory.buildProtocol(address)
         transport: Any = Transport(peerAddress=address)
         alsoProvides(transport, ISSLTransport)
         transport.getPeerCertificate = lambda: None
         peer.makeConnection(transport)
-        assert verifyObject(IHandshakeListener, peer)
-        assert verifyObject(IHalfCloseableProtocol, peer)
-        assert peer.identity == Identity(host="10.0.0.1")
-        transport.getPeerCertificate = lambda: certificate
-        peer.handshakeCompleted()
-        assert peer.identity == Identity(host="10.0.0.1", certificates=("writer",))
-        peer.dataReceived(b"one\n")
-        assert transport.value() == b"ok one\n"
-        server.clock.advance(peer.settings.handshake_timeout)
-        assert not transport.aborted
+        return peer, transport
 
     def test_an_address_without_any_access_is_refused_when_it_connects(self, log_lines: list[str]) -> None:
         server = make(refusal_delay=1.0)
