@@ -11,7 +11,7 @@ from struct import pack, unpack
 from typing import Any
 
 import pytest
-from twisted.internet.error import CannotListenError
+from twisted.internet.error import CannotListenError, MessageLengthError
 from twisted.internet.interfaces import IReadWriteDescriptor
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
@@ -112,11 +112,10 @@ class FakeSocket:
 
 
 class Owner(TrainProtocol):
-    timers = Timers(Clock())
     name = "backbone"
 
     def __init__(self) -> None:
-        self.counters = Counters()
+        self.timers, self.counters = Timers(Clock()), Counters()
         self.received: list[tuple[bytes, int, Address]] = []
         self.turns = 0
         self.calls: list[str] = []
@@ -462,3 +461,58 @@ def test_valid_endpoint_is_parsed_into_host_and_port(endpoint: str, address: tup
 def test_invalid_endpoint_is_refused_with_the_expected_form(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="expected udp:PORT or udp:PORT:interface=IP"):
         udp.parse_endpoint("notes", endpoint)
+
+
+# A transport that moves one datagram per call.
+
+
+class PlainTransport:
+    """The part of Twisted's UDP port that a protocol uses."""
+
+    maxPacketSize = 8_192
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.sent: list[tuple[bytes, Address]] = []
+        self.error = error
+
+    def write(self, datagram: bytes, addr: Address) -> None:
+        if self.error is not None and addr == AWAY:
+            raise self.error
+        self.sent.append((bytes(datagram), addr))
+
+
+def test_datagrams_that_arrive_together_are_one_turn_of_a_plain_transport() -> None:
+    owner, clock = Owner(), Clock()
+    owner.timers = Timers(clock)
+    owner.makeConnection(PlainTransport())
+    assert owner.transport.maxPacketSize == 65_507, "large datagrams are not truncated"
+    for datagram in (b"one", b"", b"three"):
+        owner.datagramReceived(datagram, THERE)
+    assert owner.turns == 0
+    clock.advance(0)
+    owner.datagramReceived(b"four", AWAY)
+    assert (owner.received, owner.turns) == (
+        [(b"one", 3, THERE), (b"", 1, THERE), (b"three", 5, THERE), (b"four", 4, AWAY)],
+        1,
+    )
+    owner.doStop()
+    assert (owner.turns, clock.getDelayedCalls()) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (MessageLengthError("message too long"), "send-EMSGSIZE"),
+        (OSError(errno.ENOBUFS, "no buffer space"), "send-ENOBUFS"),
+        (BlockingIOError(errno.EAGAIN, "no room"), "send-EAGAIN"),
+        (OSError("something else"), "send-error"),
+    ],
+)
+def test_threat_error_of_one_destination_of_a_plain_transport_affects_no_other(error: Exception, cause: str) -> None:
+    owner, transport = Owner(), PlainTransport(error)
+    owner.makeConnection(transport)
+    owner.send(Train(b"aabb", 2), AWAY)
+    owner.send(Train(b"aabbc", 2), THERE)
+    owner.flush()
+    assert transport.sent == [(b"aa", THERE), (b"bb", THERE), (b"c", THERE)]
+    assert (owner.counters.counts["backbone", cause], owner.waiting) == (2, 0)
