@@ -8,81 +8,24 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.address import IPv4Address
-from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IOpenSSLContextFactory
 from twisted.internet.task import Clock
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.holding import FORGOTTEN, LONGEST, MOST_OF_ONE, DelayedConnection, RefusedConnection
 from fyrehose.net.tls import TLSFactory, TLSSettings
-from fyrehose.testing import MemoryJournal, Transport
+from fyrehose.testing import MemoryJournal
 from fyrehose.testing.certificates import Authority
 
 from .test_tcp import ToyFactory
+from .test_tls import TLSClient, client
 
 ATTACKER, OTHER = "10.0.0.1", "10.0.0.2"
 #: As long as nothing happens, the clock of a test moves by so many seconds.
 STEP = 0.05
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@attrs.define(eq=False)
-class TLSClient:
-    """A client that connects, says ``hello`` and reads."""
-
-    world: World
-    transport: Transport
-    tls: ssl.SSLObject
-    received: ssl.MemoryBIO
-    to_send: ssl.MemoryBIO
-    heard: bytes = b""
-    ready: bool = False
-
-    @property
-    def protocol(self) -> Any:
-        """Return the protocol that the transport belongs to at present."""
-        return self.transport.protocol  # type: ignore[attr-defined]
-
-    @property
-    def closed(self) -> bool:
-        return bool(self.transport.disconnecting)
-
-    def step(self) -> None:
-        """Exchange what there is to exchange."""
-        try:
-            if not self.ready:
-                self.tls.do_handshake()
-                self.tls.write(b"hello\n")
-                self.ready = True
-            self.heard += self.tls.read(100)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError:
-            self.leave()
-            return
-        if self.transport.reads and self.to_send.pending:
-            self.protocol.dataReceived(self.to_send.read())
-        self.world.clock.advance(0)
-        self.received.write(self.transport.value())  # type: ignore[no-untyped-call]
-        self.transport.clear()  # type: ignore[no-untyped-call]
-        if self.closed:
-            self.leave()
-
-    def leave(self) -> None:
-        """Close the connection, after sending what is left, such as an alert."""
-        if self.to_send.pending and self.transport.reads:
-            self.protocol.dataReceived(self.to_send.read())
-        self.transport.disconnecting = True
-        self.protocol.connectionLost(Failure(ConnectionDone()))
 
 
 @implementer(IOpenSSLContextFactory)
@@ -131,16 +74,7 @@ class World:
         self, context: ssl.SSLContext, host: str = ATTACKER, session: ssl.SSLSession | None = None
     ) -> TLSClient | None:
         """Connect from *host*; None: the server has closed the connection at once."""
-        address = IPv4Address("TCP", host, 5000)
-        protocol = self.outer.buildProtocol(address)
-        if protocol is None:
-            return None
-        transport: Any = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
-        transport.protocol = protocol
-        received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(received, to_send, server_hostname="localhost", session=session)
-        protocol.makeConnection(transport)
-        return TLSClient(self, transport, tls, received, to_send)
+        return TLSClient.connect(self.clock, self.outer, context, host, session=session)
 
     def fail(self, context: ssl.SSLContext, seconds: float = 5.0, host: str = ATTACKER, most: int = 200) -> int:
         """Connect without a pause for *seconds*; return how many connections there were, *most* at the most."""
@@ -162,14 +96,6 @@ class World:
 
     def count(self, what: str) -> int:
         return self.broker.counters.counts["toy", what]
-
-
-def client(authority: Authority, name: str | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=authority.certificate)
-    if name is not None:
-        own = authority.issue(name)
-        context.load_cert_chain(own.certificate, own.key)
-    return context
 
 
 def test_a_client_whose_handshakes_fail_is_slowed_down(authority: Authority) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 from typing import Any
 
 import pytest
 from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from fyrehose.net.foreign import SIGNATURE, foreign_client, foreign_server, without_tls
 from fyrehose.net.tcp import TCPSettings
@@ -101,8 +102,8 @@ def test_a_violation_behind_valid_data_is_not_explained_by_its_beginning(log_lin
     assert log_lines == ["toy: rude from 10.0.0.1: a line said !"]
 
 
-def test_a_handshake_that_fails_for_plain_bytes_is_named(tmp_path: Path, log_lines: list[str]) -> None:
-    world = handshakes.World(Authority(tmp_path))
+def test_a_handshake_that_fails_for_plain_bytes_is_named(authority: Authority, log_lines: list[str]) -> None:
+    world = handshakes.World(authority)
     for host in ("10.0.0.1", "10.0.0.2"):
         address = IPv4Address("TCP", host, 5000)
         transport: Any = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
@@ -110,7 +111,7 @@ def test_a_handshake_that_fails_for_plain_bytes_is_named(tmp_path: Path, log_lin
         protocol.makeConnection(transport)
         protocol.dataReceived(b"2W\0\0\0\1")
         world.clock.advance(10)  # OpenSSL may wait for more
-        protocol.connectionLost(handshakes.Failure(handshakes.ConnectionDone()))
+        protocol.connectionLost(Failure(ConnectionDone()))
     assert [line.partition(" from ")[2] for line in log_lines] == [
         rf"{host}: the peer sends b'2W\x00\x00\x00\x01' without TLS: turn TLS on at the peer, or off here "
         "(tcp: without toy.tls-certificate)"
@@ -121,10 +122,9 @@ def test_a_handshake_that_fails_for_plain_bytes_is_named(tmp_path: Path, log_lin
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("notify", [True, False])
 def test_what_is_acknowledged_after_the_end_of_the_input_still_arrives(
-    tmp_path: Path, version: ssl.TLSVersion, notify: bool
+    authority: Authority, version: ssl.TLSVersion, notify: bool
 ) -> None:
     """Some writers close their sending side behind a window, with an alert of TLS or without one."""
-    authority = Authority(tmp_path)
     world = handshakes.World(authority)
     world.broker.journal.auto = False
     context = handshakes.client(authority, "writer")
@@ -149,8 +149,7 @@ def test_what_is_acknowledged_after_the_end_of_the_input_still_arrives(
     assert not again.tls.session_reused, "its certificate is checked each time"
 
 
-def test_connection_that_the_server_closes_waits_for_what_the_peer_still_sends(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+def test_connection_that_the_server_closes_waits_for_what_the_peer_still_sends(authority: Authority) -> None:
     client = handshakes.World(authority).connect(handshakes.client(authority, "writer"))
     while not client.ready:
         client.step()
@@ -163,8 +162,7 @@ def test_connection_that_the_server_closes_waits_for_what_the_peer_still_sends(t
     assert client.transport.disconnecting
 
 
-def test_the_end_of_the_input_within_a_handshake_closes_the_connection(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+def test_the_end_of_the_input_within_a_handshake_closes_the_connection(authority: Authority) -> None:
     client = handshakes.World(authority).connect(handshakes.client(authority, "writer"))
     client.protocol.readConnectionLost()
     assert client.transport.disconnecting

@@ -14,10 +14,10 @@ from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 from twisted.internet.address import IPv4Address
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.error import ConnectionLost
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
@@ -32,11 +32,6 @@ from fyrehose.protocols.figg.frames import Publish
 from fyrehose.protocols.figg.server import FiggFactory
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 def options(authority: Authority, **more: Any) -> TLSSettings:
@@ -54,13 +49,92 @@ class Echo(Protocol):
         self.transport.write(data)  # type: ignore[union-attr]
 
 
+@attrs.define(eq=False)
+class TLSClient:
+    """A client that connects, says something and reads."""
+
+    clock: Clock
+    transport: Any
+    tls: ssl.SSLObject
+    received: ssl.MemoryBIO
+    to_send: ssl.MemoryBIO
+    says: bytes
+    heard: bytes = b""
+    ready: bool = False
+    left: bool = False
+    error: ssl.SSLError | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        clock: Clock,
+        factory: Any,
+        context: ssl.SSLContext,
+        host: str = "10.0.0.1",
+        says: bytes = b"hello\n",
+        session: ssl.SSLSession | None = None,
+    ) -> TLSClient | None:
+        """Connect to *factory*; return None if the server has closed the connection at once."""
+        address = IPv4Address("TCP", host, 5000)
+        protocol = factory.buildProtocol(address)
+        if protocol is None:
+            return None
+        transport: Any = Transport(peerAddress=address)  # type: ignore[no-untyped-call]
+        transport.protocol = protocol
+        received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(received, to_send, server_hostname="localhost", session=session)
+        protocol.makeConnection(transport)
+        return cls(clock, transport, tls, received, to_send, says)
+
+    @property
+    def protocol(self) -> Any:
+        """Return the protocol that the transport belongs to at present."""
+        return self.transport.protocol
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.transport.disconnecting)
+
+    def step(self) -> None:
+        """Exchange what there is to exchange."""
+        try:
+            if not self.ready:
+                self.tls.do_handshake()
+                self.tls.write(self.says)
+                self.ready = True
+            self.heard += self.tls.read(100)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self.error = error
+            self.leave()
+            return
+        if self.transport.reads and self.to_send.pending:
+            self.protocol.dataReceived(self.to_send.read())
+        self.clock.advance(0)
+        self.received.write(self.transport.value())
+        self.transport.clear()
+        if self.closed:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the connection, after sending what is left, such as an alert."""
+        if self.left:
+            return
+        self.left = True
+        if self.to_send.pending and self.transport.reads:
+            self.protocol.dataReceived(self.to_send.read())
+        self.transport.disconnecting = True
+        self.protocol.connectionLost(Failure(ConnectionDone()))
+
+
 @attrs.define
 class Met:
     """The result of a connection: the inner protocol, the answer, and the error of the client."""
 
     inside: Echo
-    answer: bytes = b""
-    error: ssl.SSLError | None = None
+    answer: bytes
+    error: ssl.SSLError | None
 
 
 def meet(settings: TLSSettings, client: ssl.SSLContext) -> Met:
@@ -76,31 +150,13 @@ def meet_server(tls: TLS, client: ssl.SSLContext) -> Met:
 
 
 def meet_factory(around: TLSFactory, client: ssl.SSLContext, clock: Clock) -> Met:
-    protocol = around.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1))
-    transport = StringTransport()
-    protocol.makeConnection(transport)
-    received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-    peer = client.wrap_bio(received, to_send, server_hostname="localhost")
-    met = Met(protocol.wrappedProtocol)
-    said = False
+    peer = TLSClient.connect(clock, around, client, says=b"hello")
+    assert peer is not None
+    inside = peer.protocol.wrappedProtocol
     for _ in range(10):
-        try:
-            if not said:
-                peer.do_handshake()
-                peer.write(b"hello")
-                said = True
-            met.answer += peer.read(100)
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError as error:
-            met.error = error
-            break
-        if to_send.pending:
-            protocol.dataReceived(to_send.read())
-        clock.advance(0)
-        received.write(transport.value())
-        transport.clear()
-    return met
+        if peer.error is None:
+            peer.step()
+    return Met(inside, peer.heard, peer.error)
 
 
 def client(authority: Authority, name: str | None = None, *others: str) -> ssl.SSLContext:
@@ -307,17 +363,13 @@ class SmallRecords:
         broker.open()
         tls = settings.tls("figg")
         assert tls is not None
-        self.server: Any = TLSFactory(tls, FiggFactory(broker, reactor=self.clock), self.clock).buildProtocol(
-            IPv4Address("TCP", "127.0.0.1", 1)
-        )
-        self.transport = Transport(peerAddress=IPv4Address("TCP", "127.0.0.1", 1))  # type: ignore[no-untyped-call]
-        self.server.makeConnection(self.transport)
-        self.received, self.to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.client = client(authority).wrap_bio(self.received, self.to_send, server_hostname="localhost")
+        factory = TLSFactory(tls, FiggFactory(broker, reactor=self.clock), self.clock)
+        peer = TLSClient.connect(self.clock, factory, client(authority), "127.0.0.1", says=b"")
+        assert peer is not None
         for _ in range(3):
-            with suppress(ssl.SSLWantReadError):
-                self.client.do_handshake()
-            self.send()
+            peer.step()
+        self.server, self.transport = peer.protocol, peer.transport
+        self.client, self.received, self.to_send = peer.tls, peer.received, peer.to_send
 
     def send(self) -> None:
         """Hand everything that the client has written to the server, by one read, and the answers to the client."""
