@@ -24,13 +24,14 @@ from twisted.internet.error import ConnectionRefusedError as NobodyListens
 from twisted.logger import Logger
 
 from fyrehose.errors import FyrehoseError
+from fyrehose.net import holding
 from fyrehose.net.clients import ConnectionFailed, TlsFailed, Unreachable, WrongProtocol
 
 log = Logger()
 
-#: A connection that ends within SHORT seconds counts as closed at once; TIMES such connections in a row count as a
-#: refusal.
-SHORT, TIMES = 2.0, 3
+#: A connection that ends within SHORT seconds counts as closed at once, which is longer than a server holds connections
+#: that it refuses; TIMES such connections in a row count as a refusal.
+SHORT, TIMES = 2 * holding.LONGEST, 3
 #: The reasons why an attempt to connect fails that do not pass by themselves within ``--timeout``.
 _NOBODY = (NobodyListens, NoRouteError, UnknownHostError, DNSLookupError, Unreachable)
 #: Why a server refuses streams whose names begin with a dot.

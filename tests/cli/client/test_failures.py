@@ -13,6 +13,7 @@ from twisted.internet.error import (
     TCPTimedOutError,
 )
 from twisted.internet.error import ConnectionRefusedError as NobodyListens
+from twisted.internet.task import Clock
 
 from fyrehose.cli.client.failures import SHORT, FinalFailures
 from fyrehose.errors import FyrehoseError, RemoteProtocolError
@@ -22,6 +23,7 @@ from fyrehose.net.clients import (
     Unreachable,
     WrongProtocol,
 )
+from fyrehose.net.holding import Delays
 
 
 def ended(seconds: float = 0.1, reason: Exception | None = None, confirmed: bool = False) -> ConnectionFailed:
@@ -78,6 +80,13 @@ def test_three_connections_closed_at_once_are_a_refusal(reason: Exception) -> No
     late: list[str] = []
     decide.watch(lambda: late.append("told"))
     assert late == ["told"]
+
+
+def test_connections_that_the_server_holds_before_it_refuses_them_are_a_refusal() -> None:
+    """As are those of a second command within a minute: each refusal of an address is held for longer."""
+    delays, decide = Delays(Clock()), failures()
+    held = [delays.count("10.0.0.1") for _ in range(9)]
+    assert [decide(ended(seconds + 0.5)) is None for seconds in held[-3:]] == [True, True, False]
 
 
 def test_refusal_over_tls_asks_whether_the_server_speaks_tls() -> None:
