@@ -26,6 +26,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from twisted.internet.task import deferLater
 
 from benchmarks.nats_servers import program as nats_server
 
@@ -34,7 +35,7 @@ FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 #: Where programs of the system are, which the path of a user may lack.
 SBIN = "/usr/sbin:/usr/local/sbin"
 #: How long anything may take on a busy machine before the test fails, in seconds.
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 #: Options with which Chromium makes no requests of its own, stores nothing, and takes names in test for this machine.
 FLAGS = (
@@ -70,6 +71,16 @@ def until(condition: Callable[[], Any], what: Callable[[], object] | str = "") -
     return found
 
 
+async def eventually(condition: Callable[[], Any], what: Callable[[], object] | str = "") -> None:
+    """Wait like :func:`until`, while the reactor runs."""
+    from twisted.internet import reactor  # pytest-twisted installs it after this file is read
+
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        await deferLater(reactor, 0.02)  # type: ignore[arg-type]
+
+
 def program(name: str) -> str:
     """Return the path of a program of others, or skip the test."""
     found = shutil.which(name) or shutil.which(name, path=SBIN)
@@ -83,10 +94,26 @@ def listening(*names: str) -> list[str]:
     return [word for name in names for word in ("--listen", f"{name}=tcp:0:interface=127.0.0.1")]
 
 
+def ran(
+    *words: object, status: int | None = 0, text: bool = True, timeout: float | None = PATIENCE, **more: Any
+) -> subprocess.CompletedProcess[Any]:
+    """Run a program until it ends, which must be with *status* (None: with any); return its output and its errors."""
+    command = [str(word) for word in words]
+    done = subprocess.run(command, capture_output=True, text=text, timeout=timeout, check=False, **more)
+    assert status in (None, done.returncode), (
+        f"status {done.returncode}, not {status}, of {command}: {done.stdout}{done.stderr}"
+    )
+    return done
+
+
+def fyrehose(*words: object, **more: Any) -> subprocess.CompletedProcess[Any]:
+    """Run a command of ``fyrehose`` as `ran` does."""
+    return ran(FYREHOSE, *words, **more)
+
+
 def stored(directory: Path, stream: str) -> list[dict[str, Any]]:
     """Return the records of a stream of the journal in *directory*."""
-    words = ["journal", "dump", str(directory), "--stream", stream, "--format", "json"]
-    dumped = subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=PATIENCE).stdout
+    dumped = fyrehose("journal", "dump", directory, "--stream", stream, "--format", "json").stdout
     return [json.loads(line) for line in dumped.splitlines()]
 
 

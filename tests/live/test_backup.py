@@ -23,7 +23,7 @@ from fyrehose.offline.dump import runs
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from tests.doubles.opened_journal import opened
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -114,20 +114,20 @@ def by_tar(source: Path, target: Path) -> None:
     slow = ["--checkpoint=100", "--checkpoint-action=exec=sleep 0.02"]
     command = ["tar", "-C", source, *slow, "-cf", "-", "."]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
-        subprocess.run(["tar", "-C", target, "-xf", "-"], stdin=reading.stdout, check=True, timeout=PATIENCE)
+        ran("tar", "-C", target, "-xf", "-", stdin=reading.stdout)
         assert reading.wait(PATIENCE) in (0, 1), (
             "tar failed; only status 1, a file that changed while it was read, is expected"
         )
 
 
 def by_cp(source: Path, target: Path) -> None:
-    subprocess.run(["cp", "-a", f"{source}/.", target], check=False, timeout=PATIENCE, stderr=subprocess.DEVNULL)
+    ran("cp", "-a", f"{source}/.", target, status=None)
 
 
 def by_cp_backwards(source: Path, target: Path) -> None:
     """Copy with cp, the newest file first."""
     for path in sorted((path for path in source.iterdir() if path.suffix in ("", ".segment", ".index")), reverse=True):
-        subprocess.run(["cp", path, target], check=True, timeout=PATIENCE)
+        ran("cp", path, target)
 
 
 def by_rsync(source: Path, target: Path) -> None:
@@ -135,7 +135,7 @@ def by_rsync(source: Path, target: Path) -> None:
     if shutil.which("rsync") is None:
         by_cp(source, target)
         return
-    status = subprocess.run(["rsync", "-a", f"{source}/", target], check=False, timeout=PATIENCE).returncode
+    status = ran("rsync", "-a", f"{source}/", target, status=None).returncode
     assert status in (0, 24), "rsync failed; only status 24, a file that was deleted meanwhile, is expected"
 
 
@@ -172,9 +172,8 @@ def started_on(source: Path, copy: Path) -> dict[str, list[int]]:
 
 def tailed(port: int, stream: str, count: int) -> bool:
     """Return whether the first *count* messages of a stream are read by Figg."""
-    words = [FYREHOSE, "tail", "--from", f"127.0.0.1:{port}", "--stream", stream, "--since", "start"]
-    words += ["--count", str(count), "--format", "json"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    words = ("--from", f"127.0.0.1:{port}", "--stream", stream, "--since", "start", "--count", count)
+    ended = fyrehose("tail", *words, "--format", "json")
     listed = [int(json.loads(line)["payload"].split(" ")[0]) for line in ended.stdout.splitlines()]
     return listed == list(range(count))
 
@@ -252,9 +251,7 @@ def test_backups_follow_a_server_through_a_restart_and_are_restored(
         assert "is complete up to position" in following.end(number)
         assert verify(following.target).problems == []
     shutil.rmtree(source)
-    words = [FYREHOSE, "journal", "restore", str(far), str(restored)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
-    assert f"{restored} is complete up to position {mark}" in said
+    assert f"{restored} is complete up to position {mark}" in fyrehose("journal", "restore", far, restored).stdout
     for backup in (near, restored):
         assert has_everything(numbers(backup), acknowledged)
     server = start(*LISTEN, *SMALL, "--data-dir", str(restored))

@@ -8,14 +8,13 @@ import pty
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fyrehose.testing.ports import free_port, free_ports
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -53,17 +52,12 @@ class Server:
 
     def publish(self, *words: str, protocol: str = "figg", stream: str | None = "backbone", data: bytes = b"") -> str:
         """Run `fyrehose publish`, which must succeed; return its standard error."""
-        command = [*self.words("publish", protocol, stream), *words]
-        ended = subprocess.run(command, input=data, capture_output=True, check=False, timeout=100)
-        assert ended.returncode == 0, ended.stderr
+        ended = ran(*self.words("publish", protocol, stream), *words, input=data, text=False)
         assert ended.stdout == b""
         return ended.stderr.decode()
 
     def tail(self, *words: str, protocol: str = "figg", stream: str | None = "backbone") -> bytes:
-        command = [*self.words("tail", protocol, stream), *words]
-        ended = subprocess.run(command, capture_output=True, check=False, timeout=100)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        return ran(*self.words("tail", protocol, stream), *words, text=False).stdout
 
 
 @pytest.fixture
@@ -134,21 +128,18 @@ def test_tail_writes_json(server: Server) -> None:
 def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
     server.publish("x")
     for protocol, port in (("figg", "http"), ("http", "figg")):
-        command = [FYREHOSE, "tail", "--protocol", protocol, "--from", f"127.0.0.1:{server.running.port(port)}"]
-        ended = subprocess.run(
-            [*command, "--stream", "backbone", "--since", "start", "--idle", "60s"], capture_output=True, check=False
-        )
-        assert (ended.returncode, ended.stdout) == (1, b"")
-        assert b"check the port and --protocol" in ended.stderr or b"a port of protocol http" in ended.stderr
+        words = ("--protocol", protocol, "--from", f"127.0.0.1:{server.running.port(port)}", "--stream", "backbone")
+        ended = fyrehose("tail", *words, "--since", "start", "--idle", "60s", status=1)
+        assert ended.stdout == ""
+        assert "check the port and --protocol" in ended.stderr or "a port of protocol http" in ended.stderr
 
 
 @pytest.mark.parametrize("command", ["publish", "tail"])
 def test_a_command_on_a_stream_that_belongs_to_the_server_names_the_reason(server: Server, command: str) -> None:
     words = [*server.words(command, "figg", ".x"), *(["hello"] if command == "publish" else [])]
-    ended = subprocess.run(words, capture_output=True, check=False, timeout=100)
-    assert ended.returncode == 1
-    assert b"streams whose names begin with a dot belong to the server" in ended.stderr
-    assert b"TLS" not in ended.stderr
+    said = ran(*words, status=1).stderr
+    assert "streams whose names begin with a dot belong to the server" in said
+    assert "TLS" not in said
 
 
 @pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None), ("http", "backbone")])
@@ -158,10 +149,7 @@ def test_tail_follows_new_messages(server: Server, protocol: str, stream: str | 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         # It follows from when it has subscribed, which cannot be seen from outside, so publish until it prints
         # something.
-        deadline = time.monotonic() + 60
-        while process.poll() is None:
-            assert time.monotonic() < deadline
-            server.publish("after")
+        until(lambda: (server.publish("after"), process.poll())[1] is not None, "tail prints nothing new")
         assert process.stdout is not None
         assert process.stdout.read() == b"after\nafter\nafter\n"
         assert process.returncode == 0
@@ -178,7 +166,7 @@ def test_ctrl_c_ends_tail_without_an_error(server: Server) -> None:
             assert process.stderr is not None
             assert process.stdout.readline() == b"one\n"
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
+            assert process.wait(PATIENCE) == 130
             assert process.stderr.read() == b""
 
 
@@ -191,7 +179,7 @@ def test_tail_resumes_after_the_server_restarts(server: Server) -> None:
         server.again(signal.SIGKILL)
         server.publish("two")
         assert process.stdout.readline() == b"two\n"
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("protocol", ["figg", "relink", "http", "eventbus", "backbone"])
@@ -206,8 +194,7 @@ def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: st
         *(["--stream", "s"] if protocol != "backbone" else []),
         *(["x"] if command == "publish" else []),
     ]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 1
+    ended = ran(*words, status=1)
     assert ended.stdout == ""
     assert ended.stderr.startswith("fyrehose: ")
     assert ended.stderr.count("\n") == 1
@@ -250,7 +237,7 @@ def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:
         shown = b""
         while not shown.endswith(b"\n"):
             shown += os.read(ours, 1_000)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE) == 0
     os.close(ours)
     assert shown == b"\\x1b]0;owned\\x07\\xff\r\n"
     assert server.tail("--since", "start", "--count", "1") == b"\x1b]0;owned\x07\xff\n", "a pipe gets every byte"

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -26,7 +25,7 @@ from fyrehose.cli.cluster.commands import settings_of
 from fyrehose.cli.cluster.survey import survey
 from fyrehose.journal import scan
 from fyrehose.offline.verify import verify
-from tests.live.conftest import FYREHOSE, with_nats
+from tests.live.conftest import fyrehose, ran, until, with_nats
 
 pytestmark = with_nats(600)
 
@@ -103,11 +102,10 @@ AGAIN = (
 
 def run(*words: str, status: int = 0) -> str:
     """Run a command of `fyrehose cluster`, again if it says so; it must end with *status*.  Return its output."""
-    command = [FYREHOSE, "cluster", *words]
     deadline = time.monotonic() + PATIENCE
     while True:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        said = ended.stdout + ended.stderr
+        ended = fyrehose("cluster", *words, status=None)
+        said = str(ended.stdout + ended.stderr)
         if ended.returncode == status:
             return said
         assert time.monotonic() < deadline, said
@@ -125,10 +123,7 @@ def shared_log(cluster: Cluster) -> dict[str, Any]:
 
 def wait_for(server: ClusterServer, line: str) -> None:
     """Wait until *line* is in the log of *server*."""
-    deadline = time.monotonic() + PATIENCE
-    while line not in server.log:
-        assert time.monotonic() < deadline, server.log[-3000:]
-        time.sleep(0.05)
+    until(lambda: line in server.log, lambda: server.log[-3000:])
 
 
 def wait_until_identical(cluster: Cluster) -> bytes:
@@ -267,10 +262,7 @@ def test_a_program_with_all_addresses_continues_when_the_leader_is_killed(cluste
     example = Path(__file__).parents[2] / "docs" / "examples" / "cluster_client.py"
 
     def run(message: str) -> str:
-        command = [sys.executable, str(example), message, *places]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
+        return ran(sys.executable, example, message, *places).stdout
 
     assert run("by a program") == "'by a program' is in orders\n"
     leader.stop(signal.SIGKILL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from benchmarks.local_cluster import Cluster, ClusterServer
@@ -23,7 +21,7 @@ from fyrehose.net import AnyServer
 from fyrehose.net.clients import ClientTarget
 from fyrehose.plugins import load
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import with_nats
+from tests.live.conftest import eventually, with_nats
 from tests.live.test_cluster import PATIENCE, leader_of, publish
 from tests.live.test_restore import CLIENT
 
@@ -139,10 +137,10 @@ class Running:
 
     async def until_all_have(self, last: int, readers: int) -> None:
         """Wait until so many readers have got number *last*."""
-        deadline = time.monotonic() + PATIENCE
-        while sum(last in each.got for each in self.all) < readers:
-            assert time.monotonic() < deadline, [(each.name, each.got, each.said) for each in self.all]
-            await deferLater(reactor, 0.1)
+        await eventually(
+            lambda: sum(last in each.got for each in self.all) >= readers,
+            lambda: [(each.name, each.got, each.said) for each in self.all],
+        )
 
 
 def ask(server: ClusterServer, method: str, path: str, body: object = None) -> Any:

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import FYREHOSE, with_nats
+from tests.live.conftest import FYREHOSE, until, with_nats
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
 pytestmark = with_nats(900)
@@ -103,10 +103,7 @@ def serve_journal(server: ClusterServer) -> None:
 def start(cluster: Cluster, server: ClusterServer) -> None:
     """Start a new server, and serve its journal once it follows."""
     server.start()
-    deadline = time.monotonic() + PATIENCE
-    while not get(server, "/ready?for=read"):
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.2)
+    until(lambda: get(server, "/ready?for=read"), lambda: server.log)
     serve_journal(server)
     cluster.servers = {**cluster.servers, server.name: server}
 
@@ -153,10 +150,10 @@ def entries_left(cluster: Cluster) -> int:
 
 def wait_until_trimmed(cluster: Cluster) -> None:
     """Publish until the shared log was trimmed to the entries of the last moments."""
-    deadline = time.monotonic() + PATIENCE
-    while (left := entries_left(cluster)) > 400:
-        assert time.monotonic() < deadline, f"{left} entries: {leader_of(cluster).log[-2000:]}"
-        time.sleep(1)
+    until(
+        lambda: entries_left(cluster) <= 400,
+        lambda: f"{entries_left(cluster)} entries: {leader_of(cluster).log[-2000:]}",
+    )
 
 
 def test_servers_are_added_removed_and_replaced_while_messages_are_published(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.local_cluster import Cluster, ClusterServer
 from fyrehose.offline.verify import verify
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import FYREHOSE, with_nats
+from tests.live.conftest import FYREHOSE, until, with_nats
 from tests.live.test_cluster import PATIENCE, check, get, leader_of, publish, run, shared_log, wait_until_identical
 
 pytestmark = with_nats(600)
@@ -131,10 +131,7 @@ def test_reseed_begins_a_lost_shared_log_again_with_the_longest_journal(cluster:
         cluster.nats.start(node)
     for server in (leader, *reversed(others)):  # the server with the empty journal last
         server.start()
-    deadline = time.monotonic() + PATIENCE
-    while not all("fyrehose cluster reseed" in server.log for server in (leader, others[1])):
-        assert time.monotonic() < deadline, leader.log
-        time.sleep(0.2)
+    until(lambda: all("fyrehose cluster reseed" in server.log for server in (leader, others[1])), lambda: leader.log)
     assert not any(get(server, "/ready") for server in cluster.servers.values())
     for server in cluster.servers.values():
         assert server.stop() == 0

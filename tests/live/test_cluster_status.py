@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
 from fyrehose.cli.cluster.survey import leading
-from tests.live.conftest import FYREHOSE, with_nats
+from tests.live.conftest import fyrehose, until, with_nats
 from tests.live.test_cluster import PATIENCE, get, leader_of, publish, wait_until_identical
 
 pytestmark = with_nats(600)
@@ -29,9 +28,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def status(cluster: Cluster) -> tuple[int, dict[str, Any], str]:
     """Run the command; return its exit status, its output, and its error."""
     config = next(iter(cluster.servers.values())).directory / "fyrehose.toml"
-    words = ["cluster", "status", "--format", "json", "--config", str(config)]
-    command = [FYREHOSE, *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    ended = fyrehose("cluster", "status", "--format", "json", "--config", config, status=None)
     return ended.returncode, json.loads(ended.stdout or "{}"), ended.stderr
 
 
@@ -46,20 +43,9 @@ def wait_for(cluster: Cluster, wanted: Callable[[int, dict[str, Any]], bool], be
         time.sleep(0.5)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until *condition* holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def page(server: ClusterServer, path: str) -> bytes:
     """Return what the page of *server* answers, once it does."""
-    deadline = time.monotonic() + PATIENCE
-    while (answer := get(server, path)) is None:
-        assert time.monotonic() < deadline, server.log[-3000:]
-    return answer
+    return until(lambda: get(server, path), lambda: server.log[-3000:])
 
 
 def members(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -113,10 +99,10 @@ def test_cluster_status_shows_lost_servers_and_fails_while_publishers_are_refuse
     wait_for(cluster, lambda code, said: code == 8 and [each["alive"] for each in said["nats"]] == [False, True, True])
     cluster.nats.kill(1)
     wait_for(cluster, lambda code, _: code == 1, "2 of 3 NATS servers are lost")
-    deadline = time.monotonic() + PATIENCE
-    while any(get(server, "/ready?for=read") for server in cluster.servers.values()):
-        assert time.monotonic() < deadline, "a server claims to be current although no NATS server leads"
-        time.sleep(0.5)
+    until(
+        lambda: not any(get(server, "/ready?for=read") for server in cluster.servers.values()),
+        "a server claims to be current although no NATS server leads",
+    )
     cluster.nats.start(0)
     cluster.nats.start(1)
     wait_for(cluster, lambda code, _: code == 0)

@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
 import pytest
 
-from tests.live.conftest import PATIENCE
+from tests.live.conftest import until
 
 pytestmark = pytest.mark.live
 
@@ -79,10 +78,7 @@ class Terminal:
         said = self.folder / "said"
         said.unlink(missing_ok=True)
         os.write(self.keys, f"{line}\t\x07".encode())
-        deadline = time.monotonic() + PATIENCE
-        while not said.exists() or not said.read_text():
-            assert time.monotonic() < deadline, f"{self.shell} does not write its line"
-            time.sleep(0.05)
+        until(lambda: said.exists() and said.read_text(), f"{self.shell} does not write its line")
         os.write(self.keys, b"\x15")  # Ctrl-U empties the line
         return said.read_text().rstrip("\n")
 

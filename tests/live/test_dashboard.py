@@ -14,7 +14,7 @@ import pytest
 
 from fyrehose.broker.signed import sign
 from fyrehose.identity import Action
-from tests.live.conftest import PATIENCE
+from tests.live.conftest import PATIENCE, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -52,11 +52,7 @@ class Dashboard:
         self.browser.find_element("css selector", selector).click()
 
     def until(self, seen: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE
-        while not (found := seen()):
-            assert time.monotonic() < deadline, self.text("body")
-            time.sleep(0.05)
-        return found
+        return until(seen, lambda: self.text("body"))
 
 
 Open = Callable[..., Dashboard]

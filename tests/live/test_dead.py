@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from fyrehose.protocols.figg.frames import Ack, Publish
 from fyrehose.protocols.figg.session import FiggClientSession
-from tests.live.conftest import FYREHOSE, stored
+from tests.live.conftest import PATIENCE, fyrehose, stored
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -32,7 +31,7 @@ def send_again_until_acknowledged(port: int, messages: list[tuple[str, bytes]], 
     acknowledged = 0
     for _ in range(attempts):
         session = FiggClientSession()
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as peer:
             for number, (stream, payload) in enumerate(messages, 1):
                 if number > acknowledged:
                     peer.sendall(Publish(topic=stream, number=number, data=payload).serialize())
@@ -55,11 +54,8 @@ def test_refused_message_is_kept_listed_replayed_and_deleted(start: Any, tmp_pat
 
     def dead(*words: str, status: int = 0) -> str:
         url = f"http://127.0.0.1:{server.port('http')}"
-        done = subprocess.run(
-            [FYREHOSE, "dead", *words, "--url", url], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == status, done.stderr
-        return done.stdout + done.stderr
+        done = fyrehose("dead", *words, "--url", url, status=status)
+        return str(done.stdout + done.stderr)
 
     listed = [json.loads(line) for line in dead("list", "--format", "json").splitlines()]
     assert [(each["letter"], each["why"], each["size"], each["belongs"]) for each in listed] == [

@@ -13,7 +13,7 @@ import pytest
 from fyrehose.offline.view import look
 from fyrehose.protocols.figg.frames import Attach
 from fyrehose.protocols.figg.session import FiggClientSession
-from tests.live.conftest import FYREHOSE, PATIENCE, Start
+from tests.live.conftest import FYREHOSE, Start, ran, until
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -56,10 +56,7 @@ def networks() -> Iterator[tuple[Network, Network]]:
 def curl(network: Network, *words: str) -> str:
     """Return the status of a request from *network*; it is sent again if there is none within 5 s."""
     command = [*network.inside, "curl", "-sN", "-m", "5", "-o", "/dev/null", "-w", "%{http_code}", *words]
-    deadline = time.monotonic() + PATIENCE
-    while (status := subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout) == "000":
-        assert time.monotonic() < deadline, "the server does not answer"
-    return status
+    return until(lambda: ran(*command, status=None).stdout.replace("000", ""), "the server does not answer")
 
 
 def silent_peers(client: Network, *words: str) -> subprocess.Popen[bytes]:
@@ -125,9 +122,10 @@ def test_readers_of_a_served_journal_that_vanish_are_disconnected_within_a_minut
         for path in ("/journal", f"/segments/{base:016x}")
     ]
     silent = silent_peers(client, "8120", asked[0], "8120", asked[1])
-    deadline = time.monotonic() + PATIENCE
-    while sorted(int(line.split()[1]) > 0 for line in connections(server)) != [False, True]:
-        assert time.monotonic() < deadline, connections(server)
+    until(
+        lambda: sorted(int(line.split()[1]) > 0 for line in connections(server)) == [False, True],
+        lambda: connections(server),
+    )
     vanish(server, client)
     headers = "Authorization: Bearer 0123456789abcdef"
     assert curl(server, "-H", headers, "http://10.9.0.1:8120/journal") == "200"

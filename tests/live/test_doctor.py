@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, fyrehose
 
 pytestmark = pytest.mark.live
 
 
 def doctor(*words: str | Path) -> tuple[int, list[dict[str, str]]]:
-    command = [FYREHOSE, "doctor", "--json", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = fyrehose("doctor", "--json", *words, status=None)
     assert done.stderr == ""
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -20,7 +20,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from fyrehose.bench.wires.zmtp import GREETING, ready
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import fyrehose
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -455,9 +455,7 @@ class TestKeys:
 
 
 def command(*words: str, data: bytes = b"") -> bytes:
-    ended = subprocess.run([FYREHOSE, *words], input=data, capture_output=True, check=False, timeout=100)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return fyrehose(*words, input=data, text=False).stdout
 
 
 def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(start: Any, bus: Bus) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port, free_ports
-from tests.live.conftest import FYREHOSE, PATIENCE, program, stored, until
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, program, stored, until
 from tests.live.test_proxy import proxy
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -36,9 +36,9 @@ ALONE = ("-n", "--pidfile=")
 
 
 def publish(server: Any, stream: str, lines: list[str]) -> None:
-    words = [FYREHOSE, "publish", "--protocol", "http", "--to", f"127.0.0.1:{server.port('http')}", "--stream", stream]
+    to = f"127.0.0.1:{server.port('http')}"
     text = "".join(f"{line}\n" for line in lines)
-    subprocess.run(words, input=text.encode(), check=True, timeout=PATIENCE, capture_output=True)
+    fyrehose("publish", "--protocol", "http", "--to", to, "--stream", stream, input=text)
 
 
 def records(server: Any, stream: str) -> list[str]:
@@ -60,8 +60,7 @@ def records(server: Any, stream: str) -> list[str]:
 
 def lags(port: int) -> dict[str, int]:
     """Return the lag of each subscription of the server whose http listener has *port*."""
-    words = [FYREHOSE, "subscriptions", "--url", f"http://127.0.0.1:{port}", "--format", "json"]
-    listed = subprocess.run(words, capture_output=True, check=True, timeout=PATIENCE).stdout.splitlines()
+    listed = fyrehose("subscriptions", "--url", f"http://127.0.0.1:{port}", "--format", "json").stdout.splitlines()
     return {each["name"]: each["lag"] for each in map(json.loads, listed)}
 
 
@@ -238,16 +237,14 @@ def test_status_shows_a_destination_that_is_down(start: Any, forwarding: Any, tm
     publish(server, "logs.web", ["1", "2"])
     metrics = f"127.0.0.1:{free_port()}"
     forwarding(f'metrics = "{metrics}"\n' + table(server, f"relp://127.0.0.1:{free_port()}"))
-    words = [FYREHOSE, "forward", tmp_path / "forward.toml", "--status"]
-    said = b""
+    words = (tmp_path / "forward.toml", "--status")
 
     def shown() -> bool:
-        nonlocal said
-        done = subprocess.run(words, capture_output=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "160"})
-        said = done.stdout + done.stderr
+        done = fyrehose("forward", *words, status=None, env={**os.environ, "COLUMNS": "160"})
+        said = str(done.stdout + done.stderr)
         # The lag is measured every five seconds.
-        measured = done.returncode == 0 and said.split(b"\n")[1].split()[:3] == [b"n", b"relp", b"2"]
-        return measured and said.strip().endswith(b"Connection refused")
+        measured = done.returncode == 0 and said.split("\n")[1].split()[:3] == ["n", "relp", "2"]
+        return measured and said.strip().endswith("Connection refused")
 
     until(shown, "the lag or the error is missing")
 
@@ -303,11 +300,11 @@ def test_recipe_forwards_from_the_edge_over_a_bad_link(start: Any, forwarding: A
     start("--data-dir", "edge", "--listen", f"http=tcp:{edge}:interface=127.0.0.1", before=ALONE)
     text = recipe("edge.toml", p8117=edge, p8217=center).replace("longest-pause", "#")
     forwarding(text)
-    words = [FYREHOSE, "publish", "--protocol", "http", "--to", f"127.0.0.1:{edge}", "--stream", "logs.web"]
+    words = ("--protocol", "http", "--to", f"127.0.0.1:{edge}", "--stream", "logs.web")
     server = start(*listen, before=ALONE)
     for round_ in range(8):
-        lines = b"".join(b"%d\n" % number for number in range(500 * round_, 500 * round_ + 500))
-        subprocess.run(words, input=lines, check=True, timeout=PATIENCE, capture_output=True)
+        lines = "".join(f"{number}\n" for number in range(500 * round_, 500 * round_ + 500))
+        fyrehose("publish", *words, input=lines)
         time.sleep(0.05 * round_)
         server.stop(signal.SIGKILL)
         server = start(*listen, before=ALONE)

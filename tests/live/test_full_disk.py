@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose
 
 pytestmark = pytest.mark.live
 
@@ -41,8 +41,7 @@ def wait_until_listening(port: int) -> None:
 
 
 def publish(protocol: str, port: int, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [FYREHOSE, "publish", "--protocol", protocol, "--to", f"127.0.0.1:{port}", *words, "x"]
-    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE)
+    return fyrehose("publish", "--protocol", protocol, "--to", f"127.0.0.1:{port}", *words, "x", status=None)
 
 
 def test_server_that_starts_with_too_little_disk_says_so_and_recovers(start: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.certificates import Authority
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, PATIENCE, ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -32,8 +32,7 @@ def curl_is_there() -> None:
 
 def curl(*words: str, data: bytes = b"") -> bytes:
     """Run curl; return its output."""
-    command = ["curl", "-sS", "--max-time", "60", *words]
-    return subprocess.run(command, input=data, capture_output=True, check=True, timeout=100).stdout
+    return ran("curl", "-sS", "--max-time", PATIENCE, *words, input=data, text=False).stdout
 
 
 def lines(data: bytes) -> list[Any]:
@@ -78,10 +77,7 @@ def test_a_binary_file_is_posted_with_its_length_and_in_chunks(start: Any, tmp_p
     curl(*words)
     curl("-H", "Transfer-Encoding: chunked", *words)
     for each in lines(curl(url)):
-        payload = subprocess.run(
-            ["base64", "-d"], input=each["payload_base64"].encode(), capture_output=True, check=True
-        ).stdout
-        assert payload == data
+        assert ran("base64", "-d", input=each["payload_base64"].encode(), text=False).stdout == data
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(start: Any, tmp_path: Path) -> None:
@@ -133,14 +129,14 @@ def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) ->
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         heard: list[str] = []
-        stop = time.monotonic() + 60
+        stop = time.monotonic() + PATIENCE
         reader = threading.Thread(target=lambda: heard.extend(follower.stdout))  # type: ignore[arg-type]
         reader.start()
         while follower.poll() is None and time.monotonic() < stop:
             curl("-d", "x", f"{url}/logs.a")
             curl("-d", "y", f"{url}/logs.b")
             time.sleep(0.2)
-        reader.join(60)
-        assert follower.wait(60) == 0
+        reader.join(PATIENCE)
+        assert follower.wait(PATIENCE) == 0
     assert len(heard) == 2
     assert set(heard) <= {"logs.a: x\n", "logs.b: y\n"}

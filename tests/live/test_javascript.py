@@ -15,7 +15,7 @@ import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import program
+from tests.live.conftest import program, ran
 from tests.live.npm import install
 
 pytestmark = pytest.mark.live
@@ -39,11 +39,7 @@ console.log(JSON.stringify(found));
 def node(*words: str | Path, **environment: str) -> str:
     """Run Node; return its output."""
     command = [program("node"), *map(str, words)]
-    ran = subprocess.run(
-        command, cwd=CLIENT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    return ran(*command, cwd=CLIENT, env={**os.environ, **environment}).stdout
 
 
 def uncalled(module: str, coverage: Path) -> set[str]:
@@ -163,13 +159,13 @@ def test_programs_in_typescript_compile(installed: Path) -> None:
 
 
 def npm(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program("npm"), *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+    return ran(program("npm"), *words, cwd=folder, status=None)
 
 
 def test_npm_packs_the_modules_their_types_and_the_readme(tmp_path: Path) -> None:
     packing = npm(CLIENT, "pack", "--offline", "--pack-destination", str(tmp_path), "--cache", str(tmp_path / "cache"))
     assert packing.returncode == 0, packing.stderr
     (packed,) = tmp_path.glob("*.tgz")
-    listed = subprocess.run(["tar", "tzf", str(packed)], capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = ran("tar", "tzf", packed).stdout.splitlines()
     names = ["README.md", "fyrehose.d.ts", "fyrehose.js", "live.js", "package.json", "relink.d.ts", "relink.js"]
     assert sorted(listed) == [f"package/{name}" for name in names]

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def tool(*words: str) -> str:
     """Run the command, which must succeed; return its output."""
-    ended = subprocess.run([FYREHOSE, "journal", *words], capture_output=True, text=True, check=False, timeout=60)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    return fyrehose("journal", *words).stdout
 
 
 def test_the_journal_commands_work_beside_a_running_server_and_after_a_kill(start: Any) -> None:
@@ -34,7 +32,7 @@ def test_the_journal_commands_work_beside_a_running_server_and_after_a_kill(star
             found = [json.loads(line) for line in tool("dump", data, "--format", "json").splitlines()]
             assert [(o["seq"], o["payload"]) for o in found] == [(n + 1, f"line {n}") for n in range(len(found))]
         publisher.stdin.close()
-        assert publisher.wait(60) == 0
+        assert publisher.wait(PATIENCE) == 0
     server.stop(signal.SIGKILL)
     stats = json.loads(tool("stats", data, "--format", "json"))
     assert stats["streams"]["s"]["records"] == stats["streams"]["s"]["last"] == 10_000

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.local_cluster import Cluster
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import haproxy, with_nats
+from tests.live.conftest import haproxy, until, with_nats
 from tests.live.test_cluster import PATIENCE
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "cluster" / "haproxy.cfg"
@@ -80,10 +80,7 @@ def test_a_stop_moves_publishers_to_another_server_before_it_drains(balanced: Ba
     stopped = balanced.cluster.servers[shown["leader"]]
     assert stopped.process is not None
     stopped.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + PATIENCE
-    while f"{stopped.name} hands over to" not in stopped.log:
-        assert time.monotonic() < deadline, stopped.log[-3000:]
-        time.sleep(0.05)
+    until(lambda: f"{stopped.name} hands over to" in stopped.log, lambda: stopped.log[-3000:])
     last = json.loads(balanced.ask(f"{balanced.publishers}/streams/s", b"after"))["last"]
     lines = balanced.ask(f"{balanced.readers}/streams/s?from={last}&at-least={last}").splitlines()
     assert [json.loads(line)["payload"] for line in lines] == ["after"]

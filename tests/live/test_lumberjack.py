@@ -8,10 +8,8 @@ import random
 import re
 import socket
 import ssl
-import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import zlib
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ import pylogbeat
 import pytest
 
 from fyrehose.testing.certificates import Authority, Issued
-from tests.live.conftest import FYREHOSE, resident
+from tests.live.conftest import PATIENCE, fyrehose, ran, resident, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -51,7 +49,7 @@ class Place:
         place = f"127.0.0.1:{self.server.port(protocol)}"
         where = ["--protocol", protocol, "--from", place, *words]
         what = ["--since", "start", "--count", str(count), "--format", "raw"]
-        return subprocess.run([FYREHOSE, "tail", *where, *what], capture_output=True, check=True, timeout=60).stdout
+        return fyrehose("tail", *where, *what, text=False).stdout
 
 
 @pytest.fixture(params=["tcp", "tls"])
@@ -92,7 +90,7 @@ def test_events_of_pylogbeat_are_stored_as_they_were_sent(place: Place) -> None:
         [json.dumps({"n": n, "message": "x" * (n % 500), "@metadata": {"beat": "real"}}) for n in range(5_000)],
         ["not json", "", "[1]", '{"ü":"ü"}'],
     ]
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=60, **tls_words(place))
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=PATIENCE, **tls_words(place))
     client.send([])
     for batch in batches:
         client.send(batch)
@@ -101,10 +99,7 @@ def test_events_of_pylogbeat_are_stored_as_they_were_sent(place: Place) -> None:
     for protocol, words in (("figg", ("--stream", "backbone")), ("backbone", ())):
         assert place.tail(protocol, len(sent), *words) == b"".join(sent), protocol
     assert place.server.stop() == 0
-    dump = subprocess.run(
-        [FYREHOSE, "journal", "verify", place.server.directory / "data"], capture_output=True, text=True, check=False
-    )
-    assert dump.returncode == 0, dump.stderr
+    fyrehose("journal", "verify", place.server.directory / "data")
 
 
 def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(start: Any, tmp_path: Path) -> None:
@@ -116,16 +111,15 @@ def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(sta
     listeners = [f"lumberjack={LOOPBACK}", f"http={LOOPBACK}"]
     server = start(*(word for each in listeners for word in ("--listen", each)))
     event = json.dumps({"message": "x" + "\u20ac" * ((40 << 20) // 3)}, ensure_ascii=False)
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=60)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=PATIENCE)
     client.send([event, '{"message": "small"}'])
     client.close()
     expected = [(3, event.encode()), (4, b'{"message": "small"}')]
     at = f"127.0.0.1:{server.port('http')}"
-    with urllib.request.urlopen(f"http://{at}/streams/lumberjack", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{at}/streams/lumberjack", timeout=PATIENCE) as answer:
         assert [*names["joined"](map(json.loads, answer))] == expected
     assert server.stop() == 0
-    words = ["journal", "export", str(server.directory / "data"), str(tmp_path / "all.ndjson")]
-    subprocess.run([FYREHOSE, *words], capture_output=True, check=True, timeout=60)
+    fyrehose("journal", "export", server.directory / "data", tmp_path / "all.ndjson")
     exported = (tmp_path / "all.ndjson").read_text(encoding="utf-8").splitlines()
     assert [*names["joined"](map(json.loads, exported))] == expected
 
@@ -179,7 +173,7 @@ def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
         for n in range(2_000)
     ]
     keeper = Keeper(server)
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", keeper.listening.getsockname()[1], timeout=60)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", keeper.listening.getsockname()[1], timeout=PATIENCE)
     client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
     with pytest.raises((OSError, pylogbeat.ConnectionException)):
         client.send(events)
@@ -187,7 +181,7 @@ def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
     keeper.join(60)
     assert keeper.kept == b"2A" + pack(">I", len(events))
     server = start(*words)
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=60)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=PATIENCE)
     client.send([*events, '{"message":"last"}'])
     client.close()
     stored = Place(server).tail("figg", copies * len(events) + 1, "--stream", "lumberjack")
@@ -217,14 +211,7 @@ logging.shutdown()
 
 
 def test_events_of_python_logstash_async_are_stored_as_they_were_sent(place: Place) -> None:
-    program = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(place.port), json.dumps(tls_words(place))],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (program.returncode, program.stderr) == (0, "")
+    assert ran(sys.executable, "-c", PROGRAM, place.port, json.dumps(tls_words(place))).stderr == ""
     raw = place.tail("figg", 300, "--stream", "backbone")
     assert place.tail("backbone", 300) == raw
     documents, decoder, text = [], json.JSONDecoder(), raw.decode()
@@ -244,7 +231,7 @@ def acknowledgement(peer: socket.socket) -> bytes:
 
 
 def raw_socket(place: Place) -> socket.socket:
-    peer = socket.create_connection(("127.0.0.1", place.port), timeout=60)
+    peer = socket.create_connection(("127.0.0.1", place.port), timeout=PATIENCE)
     if place.authority is None or place.writer is None:
         return peer
     context = ssl.create_default_context(cafile=place.authority.certificate)
@@ -278,7 +265,7 @@ def test_a_writer_without_a_certificate_is_refused(place: Place) -> None:
     assert place.authority is not None
     for number in range(6):  # each refusal is delayed for longer than the one before
         client = pylogbeat.PyLogBeatClient(
-            "127.0.0.1", place.port, timeout=60, ssl_enable=True, ca_certs=place.authority.certificate
+            "127.0.0.1", place.port, timeout=PATIENCE, ssl_enable=True, ca_certs=place.authority.certificate
         )
         with pytest.raises((ssl.SSLError, OSError, pylogbeat.ConnectionException)):
             client.send(["{}"])
@@ -286,10 +273,7 @@ def test_a_writer_without_a_certificate_is_refused(place: Place) -> None:
         if not number:
             place.server.wait_for("handshake-failed from 127.0.0.1")
             before = descriptors(place)
-    deadline = time.monotonic() + 60
-    while (after := descriptors(place)) > before:
-        assert time.monotonic() < deadline, f"{after - before} descriptors are left"
-        time.sleep(0.05)
+    until(lambda: descriptors(place) <= before, lambda: f"{descriptors(place) - before} descriptors are left")
 
 
 def descriptors(place: Place) -> int:
@@ -299,7 +283,7 @@ def descriptors(place: Place) -> int:
 
 def test_a_bomb_of_1_gib_costs_less_than_70_mib(start: Any) -> None:
     place = Place(start("--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG))
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=60)
+    client = pylogbeat.PyLogBeatClient("127.0.0.1", place.port, timeout=PATIENCE)
     client.send(['{"before":1}'])
     squeeze = zlib.compressobj(9)
     head = squeeze.compress(b"\0" * (1 << 20)) + squeeze.flush(zlib.Z_FULL_FLUSH)
@@ -375,9 +359,7 @@ def test_large_windows_of_honest_writers_are_taken_with_the_default_limits(start
 def writers(*words: str) -> dict[str, Any]:
     """Run tests/verification/torture/lumberjack_writers.py; return its figures."""
     script = Path(__file__).parents[1] / "verification" / "torture" / "lumberjack_writers.py"
-    ended = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=280, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return dict(json.loads(ended.stdout.splitlines()[0]))
+    return dict(json.loads(ran(sys.executable, script, *words, timeout=280).stdout.splitlines()[0]))
 
 
 @pytest.mark.parametrize("level", [0, 3])

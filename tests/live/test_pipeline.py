@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+
+from tests.live.conftest import ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -35,14 +36,12 @@ def test_commands_of_the_page_fill_tables_from_a_running_server(start: Callable[
     shutil.copytree(ROOT / "examples" / "pipeline", tmp_path / "examples" / "pipeline")
     for command in (publish, fill, plot):
         command = re.sub(r"\.venv/bin/([\w-]+)", lambda found: programs[found[1]], command)
-        ended = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+        ran("sh", "-c", command, cwd=tmp_path, timeout=None)
     events = DeltaTable(str(tmp_path / "tables" / "filebeat")).to_pyarrow_table()
     assert sorted(events["_seq"].to_pylist()) == list(range(1, 2001))
     assert events["message"].null_count == 0
     (shown,) = re.findall(r"^```python\n(.*?DeltaTable\(\"tables/requests\".*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    ended = subprocess.run([sys.executable, "-c", shown], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "window" in ended.stdout
+    assert "window" in ran(sys.executable, "-c", shown, cwd=tmp_path, timeout=None).stdout
     requests = DeltaTable(str(tmp_path / "tables" / "requests")).to_pyarrow_table()
     assert sum(requests["requests"].to_pylist()) == 2000 - events["status"].null_count
     assert (tmp_path / "gold.png").read_bytes().startswith(b"\x89PNG")

@@ -22,7 +22,7 @@ import pytest
 from fyrehose.protocols.figg.frames import Ack, Attach, Attached, DataRun, Ping, Pong, Publish
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.testing.certificates import Authority, Issued
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -190,18 +190,16 @@ def test_publish_and_tail_work_over_tls(start: Any, authority: Authority, tmp_pa
     server = start(*secured(authority, tmp_path, WRITER + READER))
     to = f"localhost:{server.port('figg')}"
 
-    def run(name: str | None, *words: str) -> subprocess.CompletedProcess[bytes]:
+    def run(name: str | None, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         own = authority.issue(name) if name else None
         files = [authority.certificate, *([own.certificate, own.key] if own else [])]
-        return subprocess.run([FYREHOSE, *words, "--tls", ",".join(files)], capture_output=True, timeout=PATIENCE)
+        return fyrehose(*words, "--tls", ",".join(files), status=status)
 
-    said = run("writer", "publish", "--to", to, "--stream", "logs.web", "hello")
-    assert (said.returncode, said.stdout) == (0, b""), said.stderr
-    said = run("reader", "tail", "--from", to, "--stream", "logs.web", "--since", "start", "--count", "1")
-    assert (said.returncode, said.stdout) == (0, b"hello\n"), said.stderr
-    said = run(None, "publish", "--to", to, "--stream", "logs.web", "--timeout", "1s", "hello")
-    assert said.returncode == 1
-    assert said.stderr.startswith(b"fyrehose: ")
+    assert run("writer", "publish", "--to", to, "--stream", "logs.web", "hello").stdout == ""
+    read = run("reader", "tail", "--from", to, "--stream", "logs.web", "--since", "start", "--count", "1")
+    assert read.stdout == "hello\n"
+    said = run(None, "publish", "--to", to, "--stream", "logs.web", "--timeout", "1s", "hello", status=1)
+    assert said.stderr.startswith("fyrehose: ")
     server.wait_for("handshake-failed from 127.0.0.1")
     assert server.stop() == 0
 
@@ -210,20 +208,17 @@ def test_the_commands_of_the_security_page_run(start: Any, tmp_path: Path) -> No
     """Run the commands for certificates, the server with them, and a client."""
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     (certificates,) = re.findall(r"```sh\n(openssl.*?)```", page, re.DOTALL)
-    subprocess.run(["sh", "-eu", "-c", certificates], cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE)
+    ran("sh", "-eu", "-c", certificates, cwd=tmp_path)
     (policy,) = re.findall(r"```toml\n(\[\[allow\]\].*?)```", page, re.DOTALL)
     tmp_path.joinpath("policy.toml").write_text(policy)
     section = page.partition("## TLS")[2].partition("\n## ")[0].replace("\\\n", " ")
     (serving,) = re.findall(r"fyrehose serve (.*)", section)
     server = start(*serving.replace("tcp:8119", "tcp:0").split())
     (publishing,) = re.findall(r"fyrehose (publish .*)", section)
-    words = shlex.split(publishing.replace("8119", str(server.port("figg"))))
-    said = subprocess.run([FYREHOSE, *words], cwd=tmp_path, capture_output=True, timeout=PATIENCE, check=False)
-    assert said.returncode == 0, said.stderr
+    fyrehose(*shlex.split(publishing.replace("8119", str(server.port("figg")))), cwd=tmp_path)
     (looking,) = re.findall(r"(openssl s_client .*)", section)
     words = shlex.split(looking.replace("8119", str(server.port("figg"))))
-    said = subprocess.run(words, cwd=tmp_path, input=b"", capture_output=True, timeout=PATIENCE, check=False)
-    assert b"Verify return code: 0 (ok)" in said.stdout
+    assert "Verify return code: 0 (ok)" in ran(*words, status=None, cwd=tmp_path, input="").stdout
     assert server.stop() == 0
 
 
@@ -245,10 +240,8 @@ def test_a_command_that_the_policy_refuses_reports_that(
     server = start("--listen", listen, "--policy", str(tmp_path / "policy.toml"))
     words = [FYREHOSE, command, "--protocol", protocol, "--to" if command == "publish" else "--from"]
     words += [f"127.0.0.1:{server.port(protocol)}", *(["--stream", "secret"] if protocol != "lumberjack" else [])]
-    said = subprocess.run(
-        words, input="x\n", capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
-    )
-    assert (said.returncode, said.stdout) == (1, "")
+    said = ran(*words, status=1, input="x\n", cwd=tmp_path)
+    assert said.stdout == ""
     assert "closes each connection at once: is that a port of protocol " in said.stderr
     assert f"its access policy may not allow 127.0.0.1 to {wanted}," in said.stderr
     assert said.stderr.count("\n") == 1
@@ -265,9 +258,7 @@ def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
         (Authority(tmp_path / "other").certificate, "certificate verify failed"),
         (authority.certificate, "certificate required"),
     ):
-        words = [FYREHOSE, "tail", "--from", place, "--tls", str(trusted), "--stream", "s"]
-        said = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert said.returncode == 1
+        said = fyrehose("tail", "--from", place, "--tls", trusted, "--stream", "s", status=1)
         assert said.stderr.startswith(f"fyrehose: TLS handshake with figg at {place} failed: ")
         assert wrong in said.stderr
         assert said.stderr.count("\n") == 1

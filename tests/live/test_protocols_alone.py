@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import PATIENCE
+from tests.live.conftest import PATIENCE, ran
 
 pytestmark = pytest.mark.live
 
@@ -29,9 +29,7 @@ ANSWER, *LOOPS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
 
 
 def run(*words: str | Path) -> str:
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return ran(*words).stdout
 
 
 @pytest.fixture(scope="module")

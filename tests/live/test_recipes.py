@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import ssl
-import subprocess
 import sys
 import tomllib
 import urllib.request
@@ -23,7 +22,7 @@ import yaml
 from backports import zstd
 
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import PATIENCE, program, stored, until
+from tests.live.conftest import PATIENCE, program, ran, stored, until
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "deploy" / "recipes"
@@ -45,7 +44,7 @@ def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any,
     """pylogbeat replaces Filebeat, with the settings of the file."""
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     certificates, (_, _, *words) = commands(page, "filebeat")
-    subprocess.run(certificates, cwd=tmp_path, check=True, timeout=60)
+    ran(*certificates, cwd=tmp_path)
     server = start(*["lumberjack=tcp:0" if word == "lumberjack=tcp:5044" else word for word in words])
     output = yaml.safe_load((RECIPES / "filebeat" / "filebeat-tls.yml").read_text())["output.logstash"]
     (authority,) = output["ssl.certificate_authorities"]
@@ -53,7 +52,7 @@ def test_filebeat_delivers_with_certificates_and_a_policy(page: str, start: Any,
         pylogbeat.PyLogBeatClient,
         host="127.0.0.1",
         port=server.port("lumberjack"),
-        timeout=60,
+        timeout=PATIENCE,
         ssl_enable=True,
         ssl_verify=True,
         ca_certs=str(tmp_path / authority),
@@ -104,7 +103,7 @@ def vector() -> tuple[str, dict[str, str]]:
 def test_requests_of_the_recipe_make_one_message_for_each_event(recipe: Any, start: Any, tmp_path: Path) -> None:
     path, headers = recipe()
     server = start("--data-dir", "data", *HTTP)
-    connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=60)
+    connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=PATIENCE)
     pack = {"gzip": gzip.compress, "zstd": zstd.compress}[headers["Content-Encoding"]]
     connection.request("POST", path, pack(b'{"log":"one"}\n{"log":"two"}\n'), headers)
     answer = connection.getresponse()
@@ -122,7 +121,7 @@ def test_prometheus_scrapes_the_server_with_the_files_of_the_example(start: Any,
     shutil.copy(example / "alerts.yml", tmp_path)
     text = (example / "prometheus.yml").read_text().replace(":8118", f":{server.port('admin')}")
     (tmp_path / "prometheus.yml").write_text(text.replace("_interval: 15s", "_interval: 1s"))
-    subprocess.run([promtool, "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+    ran(promtool, "check", "config", tmp_path / "prometheus.yml")
     port = free_port()
     run(
         prometheus,
@@ -178,9 +177,9 @@ def test_kubernetes_server_starts_with_its_configuration_and_its_probes_pass(sta
         python, *words = container[probe]["exec"]["command"]
         assert python == "python"
         command = [sys.executable, *[word.replace(":8118", f":{port}") for word in words]]
-        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0, probe
+        ran(*command)
     assert server.stop() == 0
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode != 0, "the probe can fail"
+    assert ran(*command, status=None).returncode != 0, "the probe can fail"
 
 
 def test_kubernetes_ports_volumes_and_files_fit_each_other() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ from twisted.internet import reactor, ssl
 from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IStreamClientEndpoint
-from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import eventually, fyrehose, ran
 
 pytestmark = pytest.mark.live
 
@@ -33,14 +30,6 @@ TORTURE = Path(__file__).parents[1] / "verification" / "torture"
 #: How many clients reconnect together; FYREHOSE_CROWD=1000 takes half a minute.
 CROWD = int(os.environ.get("FYREHOSE_CROWD", "200"))
 LISTEN = ("--data-dir", "data", "--listen", "relink=tcp:0:interface=127.0.0.1", "--option", "relink.max-per-host=2000")
-
-
-async def settled(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
-    """Wait until *condition* holds, for at most 60 seconds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        await deferLater(reactor, 0.02)
 
 
 @pytest_twisted.ensureDeferred
@@ -71,14 +60,14 @@ async def test_a_crowd_at_one_address_keeps_its_links_over_an_orderly_restart(st
     assert server.stop() == 0
     start(*listen)
     began = time.monotonic()
-    await settled(
+    await eventually(
         lambda: states.count(False) >= links and states.count(True) - states.count(False) == links,
         lambda: f"{states.count(False)} times a connection was lost, {states.count(True)} times there was one",
     )
     back = time.monotonic() - began
     print(f"{links} links were back {back:.1f} s after the server was")  # a figure for docs/security.md
     await gatherResults([one.send(b"after %d" % number) for number, one in enumerate(publishers)])
-    await settled(
+    await eventually(
         lambda: all(len(one) >= 2 * len(publishers) for one in got.values()),
         lambda: str({len(v) for v in got.values()}),
     )
@@ -89,37 +78,23 @@ async def test_a_crowd_at_one_address_keeps_its_links_over_an_orderly_restart(st
     await gatherResults([one.close() for one in clients])
 
 
-def command(*words: str, lines: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FYREHOSE, *words], input=lines, capture_output=True, text=True, timeout=60, check=False)
-
-
 @pytest.mark.parametrize("options", [("--cuts", "30"), ("--cuts", "10", "--kills", "3")])
 def test_a_transfer_over_cut_connections_and_kills_is_exact(options: tuple[str, ...], tmp_path: Path) -> None:
     words = ["--messages", "3000", "--directory", str(tmp_path), *options]
     script = str(TORTURE / "relink_transfer.py")
-    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "exactly what was committed, each once, in order" in done.stdout
+    assert "exactly what was committed, each once, in order" in ran(sys.executable, script, *words, timeout=280).stdout
 
 
 def test_publish_and_tail_work_with_relink(start: Any) -> None:
     server = start(*LISTEN)
     at = f"127.0.0.1:{server.port('relink')}"
     lines = [f"line {number}" for number in range(500)]
-    published = command(
-        "publish", "--protocol", "relink", "--to", at, "--stream", "s", "--transaction", "40", lines="\n".join(lines)
-    )
-    assert published.returncode == 0, published.stderr
-    assert "500 messages" in published.stderr
-    tailed = command(
-        "tail", "--protocol", "relink", "--from", at, "--stream", "s", "--since", "start", "--count", "500"
-    )
-    assert tailed.stdout.splitlines() == lines
-    as_json = command(
-        *("tail", "--protocol", "relink", "--from", at, "--stream", "s"),
-        *("--since", "500", "--count", "1", "--format", "json"),
-    )
-    assert json.loads(as_json.stdout) == {"stream": "s", "seq": 500, "payload": "line 499"}
+    words = ("--protocol", "relink", "--to", at, "--stream", "s", "--transaction", "40")
+    assert "500 messages" in fyrehose("publish", *words, input="\n".join(lines)).stderr
+    words = ("--protocol", "relink", "--from", at, "--stream", "s")
+    assert fyrehose("tail", *words, "--since", "start", "--count", "500").stdout.splitlines() == lines
+    as_json = fyrehose("tail", *words, "--since", "500", "--count", "1", "--format", "json").stdout
+    assert json.loads(as_json) == {"stream": "s", "seq": 500, "payload": "line 499"}
     assert server.stop() == 0
 
 
@@ -151,20 +126,19 @@ async def test_a_subscriber_that_lost_its_link_misses_and_repeats_nothing(start:
 
     def publish(stream: str, payload: str) -> None:
         at = f"127.0.0.1:{server.port('relink')}"
-        published = command("publish", "--protocol", "relink", "--to", at, "--stream", stream, payload)
-        assert published.returncode == 0, published.stderr
+        fyrehose("publish", "--protocol", "relink", "--to", at, "--stream", stream, payload)
 
     readers = [reads(stream) for stream in got]
     await gatherResults([reader.connect() for reader in readers])
-    await settled(lambda: all(reader.position == 0 for reader in readers))
+    await eventually(lambda: all(reader.position == 0 for reader in readers))
     publish("busy", "1")
-    await settled(lambda: got["busy"] == [(1, b"1")])
+    await eventually(lambda: got["busy"] == [(1, b"1")])
     assert server.stop() == 0
     server = start(*LISTEN[:3], "relink=tcp:0:interface=127.0.0.1:backlog=100")
     publish("busy", "2")
     publish("quiet?@1", "1")
     endpoint.port = server.port("relink")
-    await settled(lambda: got == {"busy": [(1, b"1"), (2, b"2")], "quiet?@1": [(1, b"1")]}, lambda: str(got))
+    await eventually(lambda: got == {"busy": [(1, b"1"), (2, b"2")], "quiet?@1": [(1, b"1")]}, lambda: str(got))
     await gatherResults([reader.close() for reader in readers])
 
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import PATIENCE, fyrehose
 
 pytestmark = pytest.mark.live
 
 
 def reload(directory: Path) -> subprocess.CompletedProcess[str]:
-    words = [FYREHOSE, "reload", "--data-dir", str(directory / "data"), "--timeout", "60s"]
-    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    return fyrehose("reload", "--data-dir", directory / "data", "--timeout", f"{PATIENCE:g}s", status=None)
 
 
 def post(port: int, size: int) -> int:
@@ -61,8 +60,7 @@ def test_a_reload_changes_a_running_server(start: Any, tmp_path: Path) -> None:
     ]
     assert (post(port, 2_000), post(port, 1_000)) == (413, 200)
     opened = server.port("figg")
-    words = [FYREHOSE, "publish", "--to", f"127.0.0.1:{opened}", "--stream", "s", "by figg"]
-    assert subprocess.run(words, capture_output=True, timeout=PATIENCE).returncode == 0
+    fyrehose("publish", "--to", f"127.0.0.1:{opened}", "--stream", "s", "by figg")
     file.write_text(http + "[option.http]\nmax-payload = 0\n")
     broken = reload(tmp_path)
     assert (broken.returncode, broken.stdout) == (1, "")

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from fyrehose.net.clients import ClientTarget, ConnectionOptions
@@ -31,7 +29,7 @@ from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.records import Run
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import eventually, fyrehose
 
 pytestmark = pytest.mark.live
 
@@ -40,14 +38,6 @@ CLIENT = Path(__file__).parents[2] / "clients" / "javascript"
 UNKNOWN = ("UnknownOutcome", "PushUnconfirmed")
 #: How many messages of each publisher are accepted between the backup and the loss: more than any window.
 LOST = 2_000
-
-
-async def until(condition: Callable[[], object], what: Callable[[], object]) -> None:
-    """Wait until *condition* holds."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        await deferLater(reactor, 0.05)
 
 
 @attrs.define(eq=False)
@@ -101,15 +91,11 @@ def expected(name: str, when: str, count: int) -> list[str]:
     return [f"{name} {when} {number}." for number in range(count)]
 
 
-def journal(*words: str | Path) -> None:
-    subprocess.run([FYREHOSE, "journal", *map(str, words)], check=True, capture_output=True, timeout=PATIENCE)
-
-
 def lose_and_restore(server: Any, tmp_path: Path) -> None:
     """Kill the server, lose its files, and restore the backup in their place."""
     server.stop(signal.SIGKILL)
     shutil.rmtree(tmp_path / "data")
-    journal("restore", tmp_path / "backup", tmp_path / "data")
+    fyrehose("journal", "restore", tmp_path / "backup", tmp_path / "data")
 
 
 @pytest.fixture
@@ -143,18 +129,18 @@ async def test_clients_of_every_protocol_go_on_after_a_restore(start: Any, tmp_p
     await gatherResults([Deferred.fromCoroutine(pair.connect()) for pair in pairs])
     for pair in pairs:
         assert await pair.publish("before", 10) == ["stored"] * 10
-    journal("backup", tmp_path / "data", tmp_path / "backup")
+    fyrehose("journal", "backup", tmp_path / "data", tmp_path / "backup")
     for pair in pairs:
         assert await pair.publish("lost", LOST) == ["stored"] * LOST
     reading = [pair for pair in pairs if pair.tailer is not None]
-    await until(lambda: all(len(pair.heard("lost")) == LOST for pair in reading), lambda: counts(reading))
+    await eventually(lambda: all(len(pair.heard("lost")) == LOST for pair in reading), lambda: counts(reading))
     lose_and_restore(server, tmp_path)
     server = start("--data-dir", "data", *words)
     outcomes = {pair.name: Counter(await pair.publish("meanwhile", 10)) for pair in pairs}
     for pair in pairs:
         assert set(outcomes[pair.name]) <= {"stored", *UNKNOWN}, outcomes
         assert await pair.publish("after", 10) == ["stored"] * 10, pair.name
-    await until(lambda: all(len(pair.heard("after")) == 10 for pair in reading), lambda: counts(reading))
+    await eventually(lambda: all(len(pair.heard("after")) == 10 for pair in reading), lambda: counts(reading))
     for pair in reading:
         assert [pair.heard(when) for when in ("before", "lost", "after")] == [
             expected(pair.name, when, count) for when, count in (("before", 10), ("lost", LOST), ("after", 10))
@@ -213,7 +199,7 @@ class Links:
             self._note(f"py {when} {number}", self.plain.send(f"py {when} {number}.".encode()))
             await self._commit(f"pytx {when} {number}")
         names = [f"{name} {when} {number}" for name in LINKS for number in range(count)]
-        await until(lambda: {*names} <= {*self.outcomes()}, lambda: Counter(n.split()[0] for n in self.outcomes()))
+        await eventually(lambda: {*names} <= {*self.outcomes()}, lambda: Counter(n.split()[0] for n in self.outcomes()))
 
     async def _commit(self, name: str) -> None:
         try:
@@ -290,11 +276,11 @@ async def test_relink_publishers_go_on_after_a_restore(
     await pairs[0].connect()
     await links.publish("before", 10)
     if how == "restore":
-        journal("backup", tmp_path / "data", tmp_path / "backup")
+        fyrehose("journal", "backup", tmp_path / "data", tmp_path / "backup")
     else:
         shutil.copytree(tmp_path / "data", tmp_path / "backup")
     await links.publish("lost", LOST)
-    await until(lambda: len(pairs[0].heard("lost")) == 4 * LOST, lambda: len(pairs[0].got))
+    await eventually(lambda: len(pairs[0].heard("lost")) == 4 * LOST, lambda: len(pairs[0].got))
     if how == "restore":
         lose_and_restore(server, tmp_path)
     else:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import listening, until
+from tests.live.conftest import PATIENCE, listening, ran, until
 from tests.live.networks import Network
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -31,7 +30,7 @@ LINES = "lines=tcp:0:interface=127.0.0.1"
 
 
 def connect(port: int) -> socket.socket:
-    peer = socket.create_connection(("127.0.0.1", port), timeout=60)
+    peer = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return peer
 
@@ -81,8 +80,8 @@ def test_a_start_logs_each_listener_and_a_stop_has_status_0(start: Any) -> None:
 
 @REAL
 def test_twistd_finds_the_plugin_from_any_directory(tmp_path: Path) -> None:
-    said = subprocess.run([TWISTD, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "fyrehose         A durable message server: many protocols, one journal." in said.stdout
+    said = ran(TWISTD, "--help", cwd=tmp_path).stdout
+    assert "fyrehose         A durable message server: many protocols, one journal." in said
 
 
 @REAL
@@ -118,7 +117,7 @@ def test_fyrehose_serve_runs_the_same_server(start: Any) -> None:
     assert kept(server.port("lines"), 1) == [b"one"]
 
 
-def get(url: str, timeout: float = 60) -> tuple[int, bytes]:
+def get(url: str, timeout: float = PATIENCE) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a GET."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
@@ -131,7 +130,7 @@ def test_a_draining_server_serves_everything_until_it_stops(start: Any) -> None:
     server = start(*listening("lines", "admin", "http"), "--option", "server.drain=1h")
     admin = f"http://127.0.0.1:{server.port('admin')}"
     assert get(f"{admin}/ready")[0] == 200
-    reader = urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/log/live", timeout=60)
+    reader = urllib.request.urlopen(f"http://127.0.0.1:{server.port('http')}/streams/log/live", timeout=PATIENCE)
     server.process.send_signal(signal.SIGTERM)
     server.wait_for("draining: /ready says 503")
     assert get(f"{admin}/ready")[0] == 503
@@ -175,7 +174,7 @@ def test_a_stalled_reactor_is_logged_with_its_stack_and_peer_and_counted(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(60)
+        manager.settimeout(PATIENCE)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         words = ("--listen", LINES, "--listen", "admin=tcp:0:interface=127.0.0.1", "--option", "server.drain=0s")
         server = start(*words, command=(sys.executable, "-c", STALLING), before=(), name=())
@@ -257,7 +256,7 @@ def test_180_simultaneous_connections_fit_into_the_backlog(start: Any) -> None:
     server.process.send_signal(signal.SIGSTOP)
     while Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         time.sleep(0.01)
-    peers = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(180)]
+    peers = [socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) for _ in range(180)]
     waiting = Path("/proc/net/tcp").read_text()
     server.process.send_signal(signal.SIGCONT)
     (line,) = [

@@ -22,7 +22,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.offline import dump
 from fyrehose.records import Run
-from tests.live.conftest import FYREHOSE, PATIENCE
+from tests.live.conftest import PATIENCE, fyrehose
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -76,7 +76,7 @@ class Server:
         return [json.loads(line)["seq"] for line in said.splitlines()]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([FYREHOSE, *words], capture_output=True, check=False, timeout=PATIENCE)
+        return fyrehose(*words, status=None, text=False)
 
     def tail(self, protocol: str, since: str, count: int) -> list[int]:
         """Read with the protocol's own client; return the numbers of the records."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import FYREHOSE, listening
+from tests.live.conftest import FYREHOSE, PATIENCE, listening
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 
 
 def shown(port: int, name: str) -> Any:
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     connection.request("GET", f"/subscriptions/{name}")
     try:
         return json.loads(connection.getresponse().read())
@@ -47,7 +47,7 @@ class Everything:
 
     def run(self, port: int, dice: random.Random, until: dict[str, int]) -> None:
         """Consume until the connection is lost, or everything up to the numbers *until* is acknowledged."""
-        connection = HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         try:
             while self.answered != until:
                 self._round(connection, dice)
@@ -81,7 +81,7 @@ def test_positions_of_a_pattern_subscription_are_exact_over_kills(start: Any) ->
     server = start(*LISTEN)
     consumer, published = Everything(), {}
     for round_ in range(6):
-        connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=60)
+        connection = HTTPConnection("127.0.0.1", server.port("http"), timeout=PATIENCE)
         body = b"".join(b'{"n": %d}\n' % n for n in range(60))
         connection.request("POST", f"/streams/logs.{round_}", body, {"Content-Type": "application/x-ndjson"})
         published[f"logs.{round_}"] = json.loads(connection.getresponse().read())["last"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.conftest import FYREHOSE
+from tests.live.conftest import FYREHOSE, PATIENCE
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ class Server:
         self.port, self.directory = port, directory
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> Any:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request(method, path, body)
             answer = connection.getresponse()
