@@ -404,9 +404,9 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
         (found,) = finished(watched.status.complete())["subscriptions"]["listed"]
         return found["settled_rate"], found["empty_in"]
 
-    def work(count: int) -> None:
+    def work(count: int, result: str = "done") -> None:
         for part in sharing.lease(shared, "w", None, count, 0).result:
-            sharing.act(shared, [Item("done", part.lease.first, part.lease.last, part.lease.token)], "w")
+            sharing.act(shared, [Item(result, part.lease.first, part.lease.last, part.lease.token)], "w")
 
     assert shown() == (None, None)
     work(40)
@@ -421,6 +421,9 @@ def test_shared_subscriptions_are_listed_with_their_rate_and_the_time_until_they
     assert shown() == (pytest.approx(200 / 30), 0)
     watched.clock.advance(120)
     assert shown() == (None, 0), "the last minute has one look only"
+    watched.publish(b"x")
+    work(1, "failed")
+    assert shown()[1] is None, "a record that failed waits for its delay"
     sharing.delete(shared)
     assert finished(watched.status.complete())["subscriptions"]["listed"] == []
     watched.broker.table.close()

@@ -90,10 +90,12 @@ def test_records_are_current_only_if_the_announced_entries_are_applied_and_on_di
 ) -> None:
     world, announced, ends = World(), list[tuple[int, float]](), {1: 0}
     watch, role = world.watch, world.role
+    awaited: tuple[int, float] | None = None  # the first announcement since one counted
     for now, (step, number, size) in enumerate([*steps, *[("read", 0, 0)] * 12, ("sync", 0, 0)], 110):
         if step == "announce":
             world.hear(float(now), number, now - 0.5)
             announced.append((number, now - 0.5))
+            awaited = awaited or announced[-1]
         elif step == "sync":
             role.was_synced(role.position - size // 2)
         else:
@@ -106,6 +108,9 @@ def test_records_are_current_only_if_the_announced_entries_are_applied_and_on_di
         here = max(known, default=float("-inf"))
         assert watch.current <= here, f"after {steps} it counts {watch.current - here} s as read that are not on disk"
         assert watch.has_all(role) == (max((last for last, _ in announced), default=0) <= role.applied)
+        if awaited is not None and awaited[0] <= role.applied and role.mark >= role.position:
+            assert watch.current >= awaited[1], f"after {steps} it waits for ever later announcements, and never counts"
+            awaited = None
     first = announced[0][1] if announced else float("-inf")
     assert watch.current >= first, f"after {steps} everything is on disk, and the first announcement does not count"
 

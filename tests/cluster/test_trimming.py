@@ -173,6 +173,8 @@ def test_a_log_that_fills_up_while_a_member_is_away_has_a_checkpoint_near_its_en
     world.trimmer.trim(world.role, world.now)
     assert [entry.kind for entry in world.answer()] == [EntryKind.CHECKPOINT]
     world.role.noted(world.role.position)
+    world.trimmer.trim(world.role, world.now)
+    assert world.answer() == [], "the bytes before a checkpoint count no more"
     late = world.role.applied
     world.hear("b", late)
     purged = []

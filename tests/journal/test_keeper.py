@@ -74,11 +74,17 @@ def test_subscriptions_keep_no_more_than_subscription_bytes(open_journal, of: st
     assert bench.journal.status().held_by == "slow"
 
 
-def test_retention_keeps_what_a_named_subscription_has_not_acknowledged(open_journal) -> None:
+@pytest.mark.parametrize("streams", ["s", "sq", "qs"])
+def test_retention_keeps_what_a_named_subscription_has_not_acknowledged(open_journal, streams: str) -> None:
+    """Also if it has acknowledged everything of another stream of its pattern, the quiet stream q."""
     bench = open_journal(segment_size=4096, keep_bytes=10_000, subscription_timeout=100.0)
     position = 0
-    bench.journal.keeper.unread = lambda: [Unread("billing", "s", position, 1_000_000)]
+    bench.journal.keeper.unread = lambda: [
+        Unread("billing", stream, position if stream == "s" else 1, 1_000_000) for stream in streams
+    ]
     bench.fill(100)
+    bench.append(b"x", stream="q")
+    bench.clock.advance(1)
     assert bench.journal.bounds("s") == (1, 100)
     assert bench.journal.status().held_by == "billing"
     position = 50

@@ -113,3 +113,11 @@ def test_with_a_delay_of_0_no_connection_is_held() -> None:
     holding = Holding(Clock(), 0.0)
     assert holding.refusals.count("a") == 0.0
     assert hold(holding, seconds=0.0).ended == "closed"
+
+
+def test_a_changed_limit_holds_for_each_kind_of_delay() -> None:
+    holding = Holding(Clock())
+    holding.change(2 * FIRST)
+    for delays in (holding.refusals, holding.handshakes):
+        assert [delays.count("a") for _ in range(4)] == [FIRST, 2 * FIRST, 2 * FIRST, 2 * FIRST]
+        assert delays.of("a") == 2 * FIRST

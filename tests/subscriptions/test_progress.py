@@ -104,8 +104,7 @@ class Numbers:
         done = saved.streams["s"]
         assert (saved.epoch, saved.rewinds) == (self.epoch, self.rewinds), "the epoch, and how often it was rewound"
         assert {number for number in range(1, 50) if number in done.final} == self.final, "what is final"
-        ends = {number: span.state for span in done.ends for number in range(span.first, span.last + 1)}
-        assert ends == self.ends, "how often leases of each record have ended"
+        assert ended(done) == self.ends, "how often leases of each record have ended"
         assert (done.counts, done.letters) == (self.counts, self.letters), "the counts"
         assert {kind: saved.total(kind) for kind in COUNTED} == {kind: self.totals[kind] for kind in COUNTED}
         assert (done.reach, done.hold) == (self.reach, self.hold), "the reach, and what was leased at a stop"
@@ -179,27 +178,51 @@ def test_a_checkpoint_has_each_subscription_with_all_its_streams(streams: int) -
     assert (replayed.checkpoint, replayed.missing) == (1, 0)
 
 
-def scattered(count: int, ends: int, streams: int = 2) -> SavedSubscription:
-    """Return a subscription with *count* ranges of settled records, and in one of *ends* gaps a lease that ended."""
+def scattered(count: int, ends: int, streams: int = 2, behind: int = 0) -> SavedSubscription:
+    """Return a subscription with *count* ranges of settled records, and in one of *ends* gaps a lease that ended.
+
+    Behind all of them, *behind* more leases have ended.
+    """
     work = shared_of(streams)
     progress = work.progress("s1")
     for number in range(10, 10 + 3 * count, 3):
         progress.apply({"final": [number], "reach": number})
         if ends and number % ends == 0:
             progress.apply({"ends": [[number + 1, number + 2, 1, number % 2]]})
+    for number in range(10 + 3 * count, 10 + 3 * count + 4 * behind, 4):
+        progress.apply({"ends": [[number, number, 1, 0]], "reach": number})
     return work
 
 
-@pytest.mark.parametrize(("count", "ends"), [(RANGES - 1, 0), (RANGES, 1), (5 * RANGES, 0), (5 * RANGES, 1), (999, 5)])
-def test_no_record_of_a_checkpoint_has_many_ranges_of_a_stream(count: int, ends: int) -> None:
+def ended(progress: StreamProgress) -> dict[int, tuple[int, int]]:
+    """Return how often leases of each record have ended, and how often they failed."""
+    return {number: span.state for span in progress.ends for number in range(span.first, span.last + 1)}
+
+
+@pytest.mark.parametrize(
+    ("count", "ends", "behind"),
+    [
+        (RANGES - 1, 0, 0),
+        (RANGES, 1, 0),
+        (5 * RANGES, 0, 0),
+        (5 * RANGES, 1, 0),
+        (999, 5, 0),
+        (3, 1, 2 * RANGES),
+        (RANGES, 9, RANGES),
+    ],
+)
+def test_no_record_of_a_checkpoint_has_many_ranges_of_a_stream(count: int, ends: int, behind: int) -> None:
     """A subscription with 100,000 records here and there took 0.17 s of one turn."""
-    work = scattered(count, ends)
+    work = scattered(count, ends, behind=behind)
     payloads = records(work)
-    assert records(found(*payloads)[0]) == payloads
+    read = found(*payloads)[0]
+    assert records(read) == payloads
+    for name, progress in work.streams.items():
+        assert ended(read.entries["work"].streams[name]) == ended(progress), "how often leases have ended, by record"
     for payload in payloads:
         for part in json.loads(payload)["streams"].values():
             assert len(part["above"]) <= RANGES >= len(part["ends"])
-    assert len(payloads) <= 2 + 2 * count // RANGES
+    assert len(payloads) <= 2 + (2 * count + behind) // RANGES
 
 
 @pytest.mark.parametrize("cut", range(1, 4))

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import PAUSES, RecordsSkipped, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, STREAMING, RecordsSkipped, Repair
 from fyrehose.records import LAST_SEQ, Run
 
 
@@ -195,6 +195,18 @@ def test_rest_of_an_answer_is_requested_as_often_as_any_gap() -> None:
     assert order.due(0.35, 9) == [(6, 10)]
     assert order.due(1.35, 9) == []
     assert order.give_up(1.35)[0] == RecordsSkipped(first=6, last=10)
+
+
+def test_gap_is_never_given_up_while_each_answer_brings_a_part_of_it() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
+    feed(order, (41, 41), now=0.0)
+    now, got = 0.0, list[int]()
+    while len(got) < 41:
+        assert order.due(now, 9) == [(len(got) + 1, 40)], f"at {now:g} s"
+        got += feed(order, (len(got) + 1, len(got) + 1), now=now + 0.1)
+        now += 0.101 + STREAMING
+        assert order.give_up(now) == []
+    assert got == [*range(1, 42)]
 
 
 def test_gap_that_ends_within_the_size_of_an_answer_is_part_of_the_request() -> None:

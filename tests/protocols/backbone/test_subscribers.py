@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
-from fyrehose.protocols.backbone.subscribers import QUIET, KnownClient, Places, Rotation, Subscribers
+from fyrehose.protocols.backbone.subscribers import (
+    ALLOWANCES,
+    INTERVAL,
+    QUIET,
+    KnownClient,
+    Places,
+    Rotation,
+    Subscribers,
+)
 
 
 def client(n: int) -> Address:
@@ -49,6 +58,17 @@ def test_clients_with_a_ration_receive_no_forwards() -> None:
         table.keep_alive(client(number), flags, 0.0, credit=1)
     assert receivers(table, 0.0) == [client(1), client(3)]
     assert table.journals(0.0) == []
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.4, 0.5, 1.0])
+def test_ration_grows_with_time_however_often_a_client_sends_a_keepalive(pause: float) -> None:
+    known, times = KnownClient(0.0, Flags.NONE, credit=0), dict[int | None, float]()
+    for number in range(1, int(6 / pause)):
+        known.renew(number * pause, 0)
+        times.setdefault(known.credit, number * pause)
+    assert [each for each in times if each != 0] == [*ALLOWANCES, None]
+    rises = [times[each] for each in (*ALLOWANCES, None)]
+    assert all(INTERVAL <= later - sooner < INTERVAL + pause for sooner, later in pairwise([0.0, *rises]))
 
 
 def test_client_without_a_place_is_sent_no_held_back_records() -> None:

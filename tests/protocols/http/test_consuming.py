@@ -247,7 +247,7 @@ def test_a_live_answer_begins_behind_the_position_and_is_exclusive() -> None:
         ("&from=51", (), 0),
         ("&from=1", ("Last-Event-ID: 50",), 0),
         ("&from=4", ("Last-Event-ID: 50",), 3),
-        ("&from=4", ("Last-Event-ID: other:2",), 3),
+        ("&from=4", ("Last-Event-ID: other:6",), 3),
     ],
 )
 def test_a_number_of_another_journal_is_told_and_the_position_counts(

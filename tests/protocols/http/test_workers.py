@@ -45,9 +45,16 @@ class DirectCaller:
         """Keep nothing open."""
 
 
-def share(world: World, most: int = 1, stream: str = "orders", longest: int = 10, **options: Any) -> SharedWork:
+def share(
+    world: World,
+    most: int = 1,
+    stream: str = "orders",
+    longest: int = 10,
+    clock: Clock | None = None,
+    **options: Any,
+) -> SharedWork:
     caller = DirectCaller(world)
-    return SharedWork(world.clock, caller, caller, stream, "work", "w1", most, longest, 0.0, options or None)  # type: ignore[arg-type]
+    return SharedWork(clock or world.clock, caller, caller, stream, "work", "w1", most, longest, 0.0, options or None)  # type: ignore[arg-type]
 
 
 def result(deferred: Deferred[Any]) -> Any:
@@ -92,13 +99,15 @@ def test_a_body_that_raises_returns_its_record_as_failed_and_the_others_as_not_t
     world = World()
 
     async def body() -> None:
-        async with share(world, most=3) as work:
+        async with share(world, most=3, clock=timers) as work:
             async for _ in work:
                 raise ValueError("broken")
 
+    timers = Clock()
     with pytest.raises(ValueError, match="broken"):
         run(body())
     assert world.show()["in_flight"] == 0
+    assert timers.getDelayedCalls() == [], "timers of leases that it has returned"
     world.clock.advance(2)
     found = {each["seq"]: each["failures"] for each in world.lease(10)}
     assert [found[seq] for seq in (1, 2, 3)] == [1, 0, 0]

@@ -458,6 +458,18 @@ def column(first: int, count: int) -> bytes:
     return b"".join((n * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little") + b"\1\0\0\0" for n in numbers)
 
 
+def test_memory_of_a_ledger_is_given_back_at_any_moment() -> None:
+    """Also while a larger table replaces the old one."""
+    columns = [column(1_000 * group, 1_000) for group in range(40)]
+    for count in range(1, 40):
+        charged: list[int] = []
+        ledger: Ledger[int] = Ledger(200_000, charged.append)
+        for group in range(count):
+            assert ledger.enter(group, columns[group])
+        ledger.forget(range(count))
+        assert sum(charged) == 0, f"{sum(charged)} bytes stay charged after {count} groups"
+
+
 def test_no_step_moves_more_of_a_table_than_was_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
     retain = kernel.retain
