@@ -268,6 +268,25 @@ def test_numbers_that_the_journal_declares_lost_are_an_error_or_skipped(written:
     assert len(journal.read(Selection(patterns=("s",), end=Bounds({"*": 2})))) == 2
 
 
+@pytest.mark.parametrize("offset", [9, 70], ids=["header", "body"])
+def test_journal_is_read_around_a_batch_that_quarantine_has_replaced(written: Opener, offset: int) -> None:
+    journal = written()
+    journal.fill(40)
+    journal.close()
+    reader = scan.SegmentReader(journal.segments[0].path, 0)
+    fifth = [header for header, _ in reader.batches(64, scan.read_mark(journal.directory))][5]
+    journal.flip(fifth.position + offset)
+    before = len(journal.rows())
+    records, journal = journal.records, written(quarantine=True)
+    journal.records[:0] = records
+    journal.fill(5)
+    rows = journal.brief(journal.read(skip_gaps=True))
+    lost = journal.faults(rows)
+    assert 0 < len(lost) < 10, f"one batch of 45 is lost: {lost}"
+    assert all(fault.endswith("is missing") for fault in lost)
+    assert len(rows) == len(journal.rows()) - len(lost) > before - 10
+
+
 def test_numbers_missing_between_segments_are_an_error_or_skipped(written: Opener) -> None:
     journal = written(segment_size=1 << 20)
     for i in range(120):
