@@ -1,125 +1,198 @@
-"""Windows: rules of acknowledgements that the golden sessions do not reach."""
+"""Windows: a plain model of each record, and random schedules of what a session reports and asks."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import islice
+from random import Random
 
-from fyrehose.protocols.lumberjack.windows import Windows
+import attrs
 
-
-def made(version: int = 2, *sizes: int) -> Windows:
-    windows = Windows()
-    for size in sizes:
-        windows.announce(version, size, True)
-    windows.version = version
-    return windows
+from fyrehose.protocols.lumberjack import windows as module
+from fyrehose.protocols.lumberjack.windows import Acks, Windows
+from tests.verification.consumers.ran import Ran
 
 
-def numbers(windows: Windows) -> list[int]:
-    return [number for _, number in windows.acks()]
+@attrs.define(eq=False)
+class Part:
+    """One record: an event, or a part of one.
+
+    :ivar ends: whether the event ends with it
+    """
+
+    ends: bool
+    number: int
+    sealed: bool
+    durable: bool = False
 
 
-def test_room_is_the_rest_of_the_open_window() -> None:
-    windows = Windows()
-    assert windows.room == 1 << 32
-    windows.announce(2, 3, True)
-    assert windows.room == 3
-    windows.receive(2, 7, True)
-    assert windows.room == 1
-    windows.receive(1, 8, True)
-    assert windows.room == 1 << 32, "beyond the window"
-    old = made(1, 3)
-    old.receive(3, 3, True)
-    assert old.room == 3, "the window slides"
+@attrs.define(eq=False)
+class Announced:
+    """One window, with all that came in it; *size* is None without a W frame, and *sealed* says whether that counts."""
+
+    version: int
+    size: int | None
+    sealed: bool
+    parts: list[Part] = attrs.field(factory=list)
+    told: int = 0  #: how many events silence has acknowledged
+    finished: bool = False
+    alike: int = 1  #: empty windows in a row are one entry
+
+    @property
+    def numbers(self) -> list[int]:
+        return [part.number for part in self.parts if part.ends]
+
+    @property
+    def safe(self) -> bool:
+        return self.sealed and all(part.sealed and part.durable for part in self.parts)
 
 
-def test_acknowledgements_keep_the_order_of_the_windows() -> None:
-    windows = made(2, 1)
-    windows.receive(1, 1, True)
-    windows.announce(2, 0, True)
-    windows.announce(2, 1, True)
-    windows.receive(1, 5, True)
-    assert numbers(windows) == []
-    windows.durable(1)
-    assert numbers(windows) == [1, 0]
-    windows.durable(1)
-    assert numbers(windows) == [5]
-    assert not windows.unacknowledged
+class History:
+    """Does at random what a session does, and compares everything that can be seen with a list of all windows."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.real = Windows()
+        self.windows: list[Announced] = []
+        self.version = self.begun = 0
+        self.frame = (2, 0, True)  # version, size and seal of the last W frame
+        self.announced: int | None = None  # by the last W frame; 0 announces nothing for a writer of version 1
+
+    @property
+    def open(self) -> Announced | None:
+        return self.windows[-1] if self.windows and not self.windows[-1].finished else None
+
+    @property
+    def implied(self) -> int | None:
+        return (self.announced or None) if self.version == 1 else None
+
+    @property
+    def room(self) -> int:
+        size = self.open.size if self.open else self.implied
+        return 1 << 32 if size is None else size - len(self.open.numbers if self.open else [])
+
+    def begin(self, window: Announced) -> None:
+        self.windows.append(window)
+        self.begun += 1
+
+    def step(self) -> None:
+        names = (
+            "announce",
+            "announce",
+            "receive",
+            "receive",
+            "receive",
+            "durable",
+            "durable",
+            "seal",
+            "acks",
+            "acks",
+            "silence",
+        )
+        getattr(self, self.random.choice((*names, "finish", "keep_alive")))()
+        real = self.real
+        assert (real.room, real.begun, len(real.unacknowledged)) == (self.room, self.begun, len(self.windows))
+        assert real.ack_pending == any(len(window.numbers) > window.told for window in self.windows)
+        assert real.silence_ack_due == bool(self.due())
+        assert (real.open is None) == (self.open is None)
+        unsealed = [w for w in self.windows if not w.sealed or not all(part.sealed for part in w.parts)]
+        assert len(real.unsealed) == len(unsealed), "windows of a compressed frame are limited by their number"
+
+    def announce(self) -> None:
+        if self.random.random() < 0.5:  # otherwise the last one again
+            self.frame = (
+                self.random.choice((1, 2)),
+                self.random.choice((0, 0, 1, 2, 3, 5)),
+                self.random.random() < 0.7,
+            )
+        version, size, sealed = self.frame
+        self.real.announce(version, size, sealed)
+        self.finished()
+        self.version, self.announced = version, size
+        last = self.windows[-1] if self.windows else None
+        if last and last.size == size == 0 and (last.version, last.sealed) == (version, sealed):
+            last.alike += 1
+        else:
+            self.begin(Announced(version, size, sealed, finished=not size))
+
+    def finish(self) -> None:
+        self.real.finish()
+        self.finished()
+
+    def finished(self) -> None:
+        if self.windows:
+            self.windows[-1].finished = True
+
+    def receive(self) -> None:
+        if not self.version:
+            self.version = self.real.version = self.random.choice((1, 2))
+        count = self.random.randint(0, min(3, self.room))
+        more = self.random.choice((0, 0, 1)) if count else 1  # parts in front of the event
+        number, sealed = self.random.choice((0, 1, 7, 0xFFFFFFFF)), self.random.random() < 0.7
+        self.real.receive(count, number, sealed, count + more if more else None)
+        if self.open is None:
+            self.begin(Announced(self.version, self.implied, sealed))
+        window = self.open
+        assert window is not None
+        window.parts += [Part(at >= more, number, sealed) for at in range(count + more)]
+        window.finished = bool(count) and len(window.numbers) == window.size
+
+    def durable(self) -> None:
+        waiting = [part for window in self.windows for part in window.parts if not part.durable]
+        count = self.random.randint(0, len(waiting))
+        self.real.durable(count)
+        for part in islice(waiting, count):
+            part.durable = True
+
+    def seal(self) -> None:
+        self.real.seal()
+        for window in self.windows:
+            window.sealed = True
+            for part in window.parts:
+                part.sealed = True
+
+    def due(self) -> Acks:
+        """Return the acknowledgement of all that the writer has sent of the oldest window."""
+        oldest = self.windows[0] if self.windows else None
+        owed = oldest is not None and oldest.safe and len(oldest.numbers) > oldest.told
+        return [(oldest.version, oldest.numbers[-1])] if oldest and owed else []
+
+    def acks(self) -> None:
+        expected: Acks = []
+        while self.windows and self.windows[0].finished and self.windows[0].safe:
+            window = self.windows[0]
+            expected += [(window.version, 0)] * window.alike if window.size == 0 else self.due()
+            self.windows.pop(0)
+        unannounced = bool(self.windows) and (self.windows[0].version, self.windows[0].size) == (2, None)
+        expected += self.tell() if unannounced else []
+        assert self.real.acks() == expected
+
+    def tell(self) -> Acks:
+        due = self.due()
+        if due:
+            self.windows[0].told = len(self.windows[0].numbers)
+        return due
+
+    def silence(self) -> None:
+        assert self.real.silence_acks() == self.tell()
+
+    def keep_alive(self) -> None:
+        before = self.random.choice((0, 1, 2))
+        version = self.windows[0].version if self.windows else self.version or before
+        assert self.real.keep_alive_acks(before) == ([(2, 0)] if version == 2 else [])
 
 
-def test_consecutive_empty_windows_share_one_entry() -> None:
-    windows = made(2, 1)
-    windows.receive(1, 1, True)
-    for _ in range(1000):
-        windows.announce(2, 0, True)
-    assert len(windows.unacknowledged) == 2
-    windows.durable(1)
-    assert numbers(windows) == [1] + [0] * 1000
+def run(seeds: range) -> None:
+    for seed in seeds:
+        history = History(seed)
+        for _ in range(80):
+            history.step()
 
 
-def test_empty_windows_are_acknowledged_in_the_version_of_each() -> None:
-    windows = made(2, 1)
-    windows.receive(1, 7, True)
-    for version in (1, 1, 2, 1):
-        windows.announce(version, 0, True)
-    windows.durable(1)
-    assert windows.acks() == [(2, 7), (1, 0), (1, 0), (2, 0), (1, 0)]
+def test_windows_agree_with_a_model_of_each_record() -> None:
+    run(range(150))
 
 
-def test_window_is_acknowledged_only_when_all_of_it_is_durable() -> None:
-    windows = made(2, 5)
-    windows.receive(3, 3, True)
-    windows.receive(2, 5, True)
-    windows.durable(4)
-    assert (numbers(windows), windows.silence_acks()) == ([], [])
-    windows.durable(1)
-    assert numbers(windows) == [5]
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_unverified_window_is_not_acknowledged(version: int) -> None:
-    windows = made(version, 2)
-    windows.receive(1, 1, True)
-    windows.receive(1, 2, False)
-    windows.durable(2)
-    assert (numbers(windows), windows.silence_acks(), len(windows.unsealed)) == ([], [], 1)
-    windows.seal()
-    assert (numbers(windows), windows.unsealed) == ([2], [])
-
-
-def test_window_announced_in_a_compressed_frame_waits_for_the_end_of_the_frame() -> None:
-    windows = Windows()
-    windows.announce(2, 0, False)
-    windows.announce(2, 0, True)
-    assert numbers(windows) == []
-    windows.seal()
-    assert numbers(windows) == [0, 0]
-    windows.receive(1, 4, False)
-    windows.durable(1)
-    assert numbers(windows) == []
-    windows.seal()
-    assert numbers(windows) == [4]
-
-
-def test_keep_alives_are_for_version_2_only() -> None:
-    assert made(1, 3).keep_alive_acks() == []
-    assert made(2, 3).keep_alive_acks() == [(2, 0)]
-    mixed = made(1, 1)
-    mixed.receive(1, 1, True)
-    mixed.announce(2, 1, True)
-    assert mixed.keep_alive_acks() == [], "the oldest window is of version 1"
-
-
-def test_silent_version_1_writer_is_acknowledged_once() -> None:
-    windows = made(1, 9)
-    assert not windows.silence_ack_due
-    windows.receive(2, 2, True)
-    assert windows.ack_pending
-    assert not windows.silence_ack_due
-    windows.durable(2)
-    assert windows.silence_ack_due
-    assert windows.silence_acks() == [(1, 2)]
-    assert not windows.silence_ack_due
-    assert not windows.ack_pending
-    windows.announce(1, 1, True)
-    assert numbers(windows) == [], "it was acknowledged already"
+def test_schedules_run_every_branch() -> None:
+    with Ran(module) as ran:
+        run(range(60))
+    assert ran.never() == set(), "these never happened, so the schedules prove nothing about them"
