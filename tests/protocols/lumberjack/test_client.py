@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import attrs
@@ -22,7 +23,7 @@ from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
 from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient, to_document
-from fyrehose.protocols.lumberjack.frames import MAX_EVENT, SHORT, Ack
+from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack
 from fyrehose.testing import Transport
 
 Make = Callable[..., Any]
@@ -74,15 +75,21 @@ def docs(count: int) -> list[bytes]:
     return [b'{"n":%d}' % n for n in range(count)]
 
 
-def windows(data: bytes) -> list[int]:
-    """Return the sizes of the uncompressed windows in *data*."""
-    found, at = [], 0
+def windows(data: bytes) -> list[list[bytes]]:
+    """Return the documents of each window in *data*, which is not compressed; each window counts from 1."""
+    found: list[list[bytes]] = []
+    announced = at = 0
     while at < len(data):
+        number = int.from_bytes(data[at + 2 : at + 6], "big")
         if data[at + 1 : at + 2] == b"W":
-            found.append(SHORT.unpack_from(data, at)[2])
-            at += 6
+            assert not found or len(found[-1]) == announced, "the window before has all its events"
+            announced, at = number, at + 6
+            found.append([])
         else:
-            at += 10 + int.from_bytes(data[at + 6 : at + 10], "big")
+            size = int.from_bytes(data[at + 6 : at + 10], "big")
+            found[-1].append(data[at + 10 : at + 10 + size])
+            assert number == len(found[-1]), "the sequence numbers of a window count from 1"
+            at += 10 + size
     return found
 
 
@@ -94,135 +101,160 @@ def connected(*endpoints: Endpoint, **options: Any) -> tuple[LumberjackClient, C
     return client, clock
 
 
-def test_batch_fires_when_all_its_events_are_acknowledged() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint)
-    done = client.publish_many(docs(3))
-    assert endpoint.wire == b"", "batches of one turn are sent together"
-    clock.advance(0)
-    assert windows(endpoint.wire) == [3]
-    endpoint.acknowledges(0, 2)
-    assert not done.called
-    endpoint.acknowledges(3)
-    assert done.called
-    assert client.publish_many([]).called
-    client.close()
+@attrs.define(eq=False)
+class Sent:
+    """A connection, with the windows that are not acknowledged: the documents that are left, and how many were."""
+
+    windows: list[tuple[list[bytes], int]] = attrs.field(factory=list)
 
 
-def test_small_batches_share_a_window_and_large_ones_are_split() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint, window=4, pipelining=3)
-    batches = [client.publish_many(docs(count)) for count in (1, 2, 6)]
-    clock.advance(0)
-    assert windows(endpoint.wire) == [4, 4, 1]
-    endpoint.acknowledges(4)
-    assert [batch.called for batch in batches] == [True, True, False]
-    endpoint.acknowledges(4, 1)
-    assert batches[2].called
-    client.close()
+class History:
+    """Publishes, acknowledges and loses connections at random; compares a client with lists of documents."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.endpoints = [Endpoint() for _ in range(self.random.randint(1, 3))]
+        self.limits = {
+            "window": self.random.randint(1, 5),
+            "window_bytes": self.random.choice((20, 35, 1_000)),
+            "pipelining": self.random.randint(1, 3),
+            "max_pending_bytes": self.random.choice((60, 10_000)),
+        }
+        self.states: list[bool] = []
+        self.client, self.clock = make(*self.endpoints, **self.limits)
+        self.client.on_server, self.client.on_state = self.noticed, self.states.append
+        self.up: dict[Endpoint, Sent] = {}  # in the order in which they were connected
+        self.waiting: list[bytes] = []
+        self.batches: list[tuple[list[bytes], Deferred[None]]] = []
+        self.left: dict[bytes, None] = {}  # the documents that are not acknowledged
+        self.watchers: list[tuple[str, Deferred[None]]] = []
+        self.count = 0
+        self.connected = self.client.connect()
+
+    def noticed(self, endpoint: Any, up: bool) -> None:
+        assert (endpoint in self.up) is not up, "each change is told once"
+        if up:
+            self.up[endpoint] = Sent()
+        else:
+            unsent = [document for left, _ in self.up.pop(endpoint).windows for document in left]
+            self.waiting = unsent + self.waiting
+
+    @property
+    def held(self) -> int:
+        return sum(len(document) + 4 for document in self.left)
+
+    def has(self, what: str) -> bool:
+        """Return whether *what* ("ready" or "flush") does not have to wait."""
+        most = self.limits["window"] * self.limits["pipelining"] * len(self.endpoints)
+        return not self.left if what == "flush" else len(self.left) < most and self.held < self.client.max_pending_bytes
+
+    def step(self) -> None:
+        names = ("publish", "publish", "watch", "send", "send", "acknowledge", "acknowledge", "acknowledge", "lose")
+        getattr(self, self.random.choice((*names, "refuse", "second")))()
+        for batch, done in self.batches:
+            assert done.called is not any(document in self.left for document in batch)
+        self.watchers = [(what, watcher) for what, watcher in self.watchers if not watcher.called]
+        assert not any(self.has(what) for what, _ in self.watchers), "a caller waits in vain"
+
+    def publish(self) -> None:
+        batch = []
+        for _ in range(self.random.choice((0, 1, 1, 2, 7))):
+            self.count += 1
+            batch.append(b"%d" % self.count + b"x" * self.random.choice((0, 0, 7, 30)))
+        if self.held > self.limits["max_pending_bytes"]:
+            with pytest.raises(LocalProtocolError, match="wait for ready"):
+                self.client.publish_many(batch)
+            return
+        self.batches.append((batch, self.client.publish_many(batch)))
+        self.waiting += batch
+        self.left |= dict.fromkeys(batch)
+        assert not any(endpoint.protocols[-1].transport.value() for endpoint in self.up), "a turn shares windows"
+
+    def watch(self) -> None:
+        what = self.random.choice(("ready", "flush"))
+        watcher = getattr(self.client, what)()
+        assert watcher.called is self.has(what)
+        self.watchers.append((what, watcher))
+
+    def send(self) -> None:
+        self.clock.advance(0)
+        expected: dict[Endpoint, list[list[bytes]]] = {endpoint: [] for endpoint in self.up}
+        while self.waiting:
+            free = [(len(to.windows), at) for at, to in enumerate(self.up.values())]
+            if not free or min(free)[0] == self.limits["pipelining"]:
+                break
+            endpoint, sent = list(self.up.items())[min(free)[1]]
+            window = [self.waiting.pop(0)]
+            while self.waiting and len(window) < self.limits["window"]:
+                if sum(map(len, [*window, self.waiting[0]])) > self.limits["window_bytes"]:
+                    break
+                window.append(self.waiting.pop(0))
+            sent.windows.append((window, 0))
+            expected[endpoint].append(window)
+        assert {endpoint: windows(endpoint.wire) for endpoint in self.up} == expected
+
+    def acknowledge(self) -> None:
+        """Acknowledge some of the oldest window, all of it, nothing (A 0) or what was acknowledged already."""
+        self.send()
+        owing = [endpoint for endpoint, sent in self.up.items() if sent.windows]
+        if owing:
+            endpoint = self.random.choice(owing)
+            sent = self.up[endpoint]
+            (documents, before) = sent.windows[0]
+            number = self.random.choice(
+                (0, before, before + len(documents), self.random.randint(0, before + len(documents)))
+            )
+            settled = documents[: max(0, number - before)]
+            sent.windows[0] = documents[len(settled) :], before + len(settled)
+            if not sent.windows[0][0]:
+                del sent.windows[0]
+            for document in settled:
+                del self.left[document]
+            endpoint.acknowledges(number)
+
+    def lose(self) -> None:
+        if self.up:
+            endpoint = self.random.choice(list(self.up))
+            endpoint.wire  # noqa: B018 - of the connection that is lost
+            endpoint.lose()
+            assert endpoint not in self.up
+            assert self.states[-1] is bool(self.up)
+
+    def refuse(self) -> None:
+        endpoint = self.random.choice(self.endpoints)
+        endpoint.refuses = not endpoint.refuses
+
+    def second(self) -> None:
+        """Wait as long as the client does before it tries again."""
+        self.send()
+        self.clock.advance(1)
+        assert all(endpoint.refuses or endpoint in self.up for endpoint in self.endpoints)
+        assert self.connected.called is bool(self.states)
+        self.send()
+
+    def end(self) -> None:
+        waiting = [done for _, done in self.batches if not done.called] + [each for _, each in self.watchers]
+        failures: list[Any] = []
+        for each in waiting:
+            each.addErrback(failures.append)
+        self.connected.addErrback(failures.append)
+        self.client.close()
+        for endpoint in list(self.up):
+            endpoint.lose()
+        assert {failure.type for failure in failures} <= {Closed}
+        assert len(failures) == len(waiting) + (not self.states)
+        assert not [call for call in self.clock.getDelayedCalls() if call.active()]
+        with pytest.raises(LocalProtocolError, match="closed"):
+            self.client.publish_many(docs(1))
 
 
-def test_window_bytes_limits_windows_of_several_events() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint, window_bytes=10, pipelining=9)
-    done = client.publish_many([b"x" * 30, b"12345", b"12345", b"1"])
-    clock.advance(0)
-    assert windows(endpoint.wire) == [1, 2, 1]
-    endpoint.acknowledges(1, 2, 1)
-    assert done.called
-    client.close()
-
-
-def test_pipelining_limits_unacknowledged_windows() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint, window=1, pipelining=2)
-    client.publish_many(docs(5))
-    clock.advance(0)
-    assert windows(endpoint.wire) == [1, 1]
-    endpoint.acknowledges(1)
-    clock.advance(0)
-    assert windows(endpoint.wire) == [1]
-    endpoint.acknowledges(1, 1)
-    clock.advance(0)
-    endpoint.acknowledges(1, 1)
-    client.close()
-
-
-def test_unacknowledged_events_are_resent_in_order() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint, window=3)
-    first, second = client.publish_many(docs(5)), client.publish_many([b"last"])
-    clock.advance(0)
-    endpoint.acknowledges(2)
-    before = endpoint.wire
-    endpoint.lose()
-    clock.advance(1)
-    clock.advance(0)
-    assert len(endpoint.protocols) == 2
-    again = endpoint.wire
-    assert windows(again) == [3, 1]
-    assert again.index(b'{"n":2}') < again.index(b'{"n":3}') < again.index(b'{"n":4}') < again.index(b"last")
-    assert b'{"n":1}' not in again, "acknowledged events are not resent"
-    assert b'{"n":1}' in before
-    endpoint.acknowledges(3)
-    assert first.called
-    endpoint.acknowledges(1)
-    assert second.called
-    client.close()
-
-
-def test_windows_go_to_the_server_with_the_fewest_unacknowledged() -> None:
-    one, two = Endpoint(), Endpoint()
-    client, clock = connected(one, two, window=1, pipelining=2)
-    done = client.publish_many(docs(6))
-    clock.advance(0)
-    assert (windows(one.wire), windows(two.wire)) == ([1, 1], [1, 1])
-    one.acknowledges(1)
-    clock.advance(0)
-    assert (windows(one.wire), windows(two.wire)) == ([1], [])
-    two.acknowledges(1)
-    clock.advance(0)
-    assert (windows(one.wire), windows(two.wire)) == ([], [1])
-    one.acknowledges(1, 1)
-    two.acknowledges(1, 1)
-    assert done.called
-    client.close()
-
-
-def test_events_of_a_lost_connection_are_resent_to_another_server() -> None:
-    one, two = Endpoint(), Endpoint()
-    client, clock = connected(one, two, window=1, pipelining=1)
-    done = client.publish_many(docs(2))
-    clock.advance(0)
-    assert (windows(one.wire), windows(two.wire)) == ([1], [1])
-    one.refuses = True
-    one.lose()
-    two.acknowledges(1)
-    clock.advance(0)
-    assert windows(two.wire) == [1]
-    two.acknowledges(1)
-    assert done.called
-    client.close()
-
-
-def test_client_retries_until_the_server_is_available() -> None:
-    endpoint = Endpoint(refuses=True)
-    client, clock = make(endpoint)
-    states: list[bool] = []
-    client.on_server = lambda where, up: states.append(up)
-    ready = client.connect()
-    done = client.publish_many(docs(1))
-    clock.advance(0)
-    assert not ready.called
-    endpoint.refuses = False
-    clock.advance(1)
-    assert ready.called
-    clock.advance(0)
-    endpoint.acknowledges(1)
-    assert done.called
-    endpoint.lose()
-    assert states == [True, False]
-    client.close()
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+def test_client_agrees_with_a_model_of_each_document(seed: int) -> None:
+    for each in range(seed, seed + 4):
+        history = History(each)
+        for _ in range(60):
+            history.step()
+        history.end()
 
 
 def test_silent_server_is_disconnected_after_the_timeout() -> None:
@@ -241,53 +273,10 @@ def test_silent_server_is_disconnected_after_the_timeout() -> None:
     endpoint.lose()
     clock.advance(1)
     clock.advance(0)
-    assert windows(endpoint.wire) == [1]
+    assert windows(endpoint.wire) == [docs(1)]
     endpoint.acknowledges(1)
     assert [call for call in clock.getDelayedCalls() if call.getTime() > clock.seconds()] == []
     client.close()
-
-
-def test_ready_fires_with_room_and_flush_when_all_is_acknowledged() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint, window=2, pipelining=1)
-    assert client.ready().called
-    assert client.flush().called
-    client.publish_many(docs(2))
-    ready, flushed = client.ready(), client.flush()
-    assert not ready.called
-    clock.advance(0)
-    endpoint.acknowledges(1)
-    assert ready.called
-    assert not flushed.called
-    endpoint.acknowledges(2)
-    assert flushed.called
-    client.close()
-
-
-def test_publish_is_refused_beyond_max_pending_bytes() -> None:
-    client, _ = make(Endpoint(refuses=True), max_pending_bytes=10)
-    client.publish_many([b"x" * 20]).addErrback(lambda failure: failure.trap(Closed))
-    with pytest.raises(LocalProtocolError, match="ready"):
-        client.publish_many([b"x"])
-    client.close()
-
-
-def test_close_fails_unacknowledged_publishes() -> None:
-    endpoint = Endpoint()
-    client, clock = connected(endpoint)
-    done = client.publish_many(docs(2))
-    clock.advance(0)
-    waiting = client.publish_many(docs(1))
-    flushed = client.flush()
-    failures: list[type] = []
-    for deferred in (done, waiting, flushed):
-        deferred.addErrback(lambda failure: failures.append(failure.type))
-    client.close()
-    assert failures == [Closed] * 3
-    with pytest.raises(LocalProtocolError, match="closed"):
-        client.publish_many(docs(1))
-    endpoint.lose()
-    assert not [call for call in clock.getDelayedCalls() if call.active()]
 
 
 def test_closing_the_client_in_a_callback_of_an_acknowledgement_fails_all_other_events(
