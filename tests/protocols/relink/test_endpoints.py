@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import random
+from itertools import groupby
 from typing import Any
 
+import attrs
 import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
+from fyrehose.protocols.relink.channels import Sending
 from fyrehose.protocols.relink.endpoints import stream_seq
-from fyrehose.protocols.relink.frames import SHUTDOWN, Message
+from fyrehose.protocols.relink.frames import SHUTDOWN, Ack, Message, Op
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import EndpointName
 from fyrehose.protocols.relink.server import first_anchor
+from fyrehose.protocols.relink.session import Linked
 from fyrehose.records import Delivery, Run
 from fyrehose.sessions import PIECE
 
@@ -145,6 +151,200 @@ def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make
     assert seqs == sorted(set(seqs))
     deleted = range(after + 1, server.journal.bounds("s")[0])
     assert sorted({*seqs, *deleted}) == list(range(after + 1, published + 1))
+
+
+@attrs.define
+class Went:
+    """One message of a publisher, its decision, and what the server has answered."""
+
+    payload: bytes
+    op: Op | None = None
+    together: tuple[int, int] = (0, 0)  #: the first and the last message of the decision
+    answer: Ack | None = None
+
+
+MOST = 20  #: the stream refuses larger payloads
+
+
+class PublisherHistory:
+    """Publishes over lost connections, crashes and a full disk, and knows which messages must be stored."""
+
+    def __init__(self, make_server: Any, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.transactional = bool(seed % 3)
+        self.server = make_server(auto=False, refused="dead-letter")
+        self.server.broker.restrict("s", MOST)
+        self.peer = self.server.linked(connector_transactions=self.transactional)
+        assert self.peer.session.link is None, "the reply is sent when the link is durable"
+        self.commit()
+        self.peer.talk()
+        self.sent: dict[tuple[int, int], list[Went]] = {}  # by channel, and how often it was opened before
+        self.opened = [0, 0, 0]
+        self.seen = 0
+
+    def step(self) -> None:
+        names = ("send", "send", "send", "decide", "decide", "talk", "talk", "commit", "close", "cut", "half_open")
+        getattr(self, self.dice.choice((*names, "crash", "fill")))()
+        self.take()
+
+    def messages(self, channel: int) -> list[Went]:
+        return self.sent.setdefault((channel, self.opened[channel]), [])
+
+    def take(self) -> None:
+        """Note what the server has answered, which must be durable."""
+        for event in self.peer.events[self.seen :]:
+            match event:
+                case events.Resulted():
+                    for one in self.messages(event.channel)[event.first : event.last + 1]:
+                        assert (one.op, one.answer) == (Op.COMMIT, None), "each commit has one result"
+                        one.answer = event.result
+                        assert (one.payload in self.server.payloads()) is (event.result is Ack.COMMITTED)
+                case events.Consumed() if not self.transactional:
+                    for one in self.messages(event.channel)[event.first : event.last + 1]:
+                        one.answer = Ack.CONSUMED
+                        assert one.payload in [*self.server.payloads(), *self.server.payloads("dead.relink")]
+                case events.ChannelClosed():
+                    self.opened[event.channel] += 1
+        self.seen = len(self.peer.events)
+
+    def send(self) -> None:
+        channel = self.dice.randrange(3)
+        found = self.peer.link.sending.get(channel)
+        if found is None or found.mode is Sending.OPEN:
+            messages = self.messages(channel)
+            large = b"x" * MOST if self.dice.random() < 0.1 else b""
+            messages.append(Went(b"%d.%d %d " % (channel, self.opened[channel], len(messages)) + large))
+            self.peer.link.send((channel,), (messages[-1].payload,))
+
+    def decide(self, everything: bool = False) -> None:
+        for channel, found in self.peer.link.sending.items():
+            if found.undecided and (everything or self.dice.random() < 0.5):
+                op = self.dice.choice((Op.COMMIT, Op.COMMIT, Op.ROLLBACK))
+                through = found.next - 1 if everything else self.dice.randint(found.dec + 1, found.next - 1)
+                first, last = self.peer.link.decide(channel, op, through)
+                for one in self.messages(channel)[first : last + 1]:
+                    one.op, one.together = op, (first, last)
+
+    def close(self) -> None:
+        for channel, found in list(self.peer.link.sending.items()):
+            if found.mode is Sending.OPEN and not found.undecided and self.dice.random() < 0.3:
+                self.peer.link.close(channel)
+
+    def talk(self) -> None:
+        self.peer.talk()
+
+    def commit(self) -> None:
+        self.server.journal.commit()
+
+    def part(self) -> None:
+        """Let the server receive a part of what the peer has sent, and lose its answer."""
+        data = b"".join(self.peer.session.data_to_send())
+        self.peer.say(data[: self.dice.randint(0, len(data))])
+        if self.dice.random() < 0.5:
+            self.commit()
+        self.server.clock.advance(0)
+
+    def cut(self) -> None:
+        self.part()
+        self.peer.leave()
+        self.resume()
+
+    def half_open(self) -> None:
+        """Reconnect before the server notices; what still arrives on the first connection has no effect."""
+        self.part()
+        self.peer.session.receive_eof()
+        before, fenced = self.peer, self.server.count("connections-fenced")
+        self.resume()
+        assert before.transport.aborted
+        assert self.server.count("connections-fenced") == fenced + 1
+        before.say(Message(channels=(0,), parts=(b"late",)).serialize(1))
+        before.protocol.connectionLost(Failure(ConnectionDone()))
+
+    def crash(self) -> None:
+        self.part()
+        self.server.journal.pending.clear()
+        self.peer.session.receive_eof()
+        self.server.restart()
+        self.server.broker.restrict("s", MOST)
+        self.resume()
+
+    def fill(self) -> None:
+        """Fill the disk, and make room after the server has closed a connection that waits."""
+        self.server.journal.enter(JournalState.READ_ONLY, "full")
+        self.part()
+        self.server.clock.advance(5)
+        self.peer.leave()
+        self.server.journal.enter(JournalState.WRITABLE, "room")
+        self.resume()
+
+    def resume(self) -> None:
+        link = self.peer.link
+        for messages in self.sent.values():
+            self.join(messages)
+        self.peer, self.seen = self.server.linked(old=link), 0
+        for _ in range(5):
+            self.commit()
+            self.peer.talk()
+        assert [type(event) for event in self.peer.events if isinstance(event, Linked | events.Resumed)] == [
+            Linked,
+            events.Resumed,
+        ]
+        assert self.peer.link is link
+
+    def join(self, messages: list[Went]) -> None:
+        """Note that decisions alike, without an answer, are sent again as one."""
+        for _, some in groupby(enumerate(messages), lambda each: (each[1].op, each[1].answer)):
+            run = list(some)
+            for _, one in run:
+                one.together = (run[0][0], run[-1][0]) if one.answer is None else one.together
+
+    def end(self) -> None:
+        """Decide and close everything, and shut down; check what is stored."""
+        self.decide(everything=True)
+        for channel, found in list(self.peer.link.sending.items()):
+            if found.mode is Sending.OPEN:
+                self.peer.link.close(channel)
+        self.peer.link.shutdown()
+        for _ in range(10):
+            self.commit()
+            self.talk()
+        self.take()
+        assert isinstance(self.peer.events[-1], events.Ended)
+        assert self.peer.closed
+        self.server.restart()
+        assert not self.server.registry.entries, "the link has ended for the next start, too"
+        self.check()
+
+    def check(self) -> None:
+        producers: dict[tuple[int, int], str] = {}
+        stored: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        for record in self.server.records():
+            key = int(record.topic), int(record.payload.split()[0].split(b".")[1])
+            assert producers.setdefault(key, record.producer) == record.producer
+            stored.setdefault(key, []).append((record.producer_seq, record.payload))
+        assert len(set(producers.values())) == len(producers), "a channel that is opened again is another producer"
+        letters = {record.payload: record.topic for record in self.server.records("dead.relink")}
+        large = [one.payload for sent in self.sent.values() for one in sent if len(one.payload) > MOST]
+        kept = [] if self.transactional else large
+        assert letters == {each: f"PayloadTooLarge {len(each)} s" for each in kept}
+        assert len(self.server.records("dead.relink")) == len(letters)
+        for key, sent in self.sent.items():
+            wanted = Ack.COMMITTED if self.transactional else Ack.CONSUMED
+            numbered = [(seq, one.payload) for seq, one in enumerate(sent) if one.answer is wanted]
+            assert stored.get(key, []) == [one for one in numbered if one[1] not in letters]
+            for one in sent:
+                assert (one.answer is None) is (self.transactional and one.op is not Op.COMMIT)
+                first, last = one.together
+                beside = [each.payload for each in sent[first : last + 1]]
+                assert one.answer is not Ack.UNCOMMITTED or max(map(len, beside)) > MOST, "nothing of it is too large"
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_each_message_is_stored_once_and_answered_over_crashes_and_a_full_disk(make_server: Any, seed: int) -> None:
+    history = PublisherHistory(make_server, seed)
+    for _ in range(80):
+        history.step()
+    history.end()
 
 
 def test_acknowledgement_beyond_the_stream_ends_the_link(make_server: Any) -> None:
