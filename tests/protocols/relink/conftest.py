@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import attrs
@@ -24,13 +26,11 @@ from fyrehose.net.clients import ConnectionOptions
 from fyrehose.options import build
 from fyrehose.protocols.relink.client import RelinkClient
 from fyrehose.protocols.relink.frames import (
-    NOP,
-    PING,
-    PONG,
-    RESUME,
-    SHUTDOWN,
+    ID_SIZES,
     Ack,
     Acknowledgement,
+    General,
+    GeneralPacket,
     Hello,
     Message,
     Op,
@@ -51,153 +51,130 @@ from fyrehose.testing import MemoryJournal, Transport
 class Vector:
     """A packet, the size of its channel ids, its bytes, and a mask of the bits that are used."""
 
-    name: str
     packet: Packet
     id_size: int
-    text: str  #: the bytes in hexadecimal, with spaces between the fields
+    data: bytes
     used: bytes
     fields: dict[str, bool] = attrs.field(factory=dict)  #: arguments of serialize()
 
-    @property
-    def data(self) -> bytes:
-        """Return the bytes."""
-        return bytes.fromhex(self.text)
+
+@attrs.define
+class Specified:
+    """The bytes of a packet as section 2 of the specification says, field by field, and which bits are used."""
+
+    data: bytes = b""
+    used: bytes = b""
+
+    def put(self, data: bytes, used: bytes | None = None) -> None:
+        self.data += data
+        self.used += b"\xff" * len(data) if used is None else used
+
+    def align(self, size: int) -> None:
+        padding = bytes(-len(self.data) % size)
+        self.put(padding, padding)
+
+    def number(self, value: int, size: int) -> None:
+        self.put(value.to_bytes(size, "little"))
+
+    def packet(self, packet: Packet, id_size: int, *, long: bool = False, large: bool = False) -> None:
+        if isinstance(packet, GeneralPacket):
+            self.put(bytes([packet.kind << 5, 0]), b"\xe1\0")
+        else:
+            first, second, used = self.head(packet, long, large)
+            self.put(bytes([first | 2 * packet.multicast, second]), used)
+            if packet.multicast:
+                self.align(4)
+                self.number(len(packet.channels), 4)
+            for channel in packet.channels:
+                self.put(channel.to_bytes(id_size, "little"))
+            if isinstance(packet, Message):
+                self.parts(packet.parts, long, large)
+            elif packet.number is not None:
+                self.align(4)
+                self.number(packet.number, 4)
+        self.align(8)
+
+    @staticmethod
+    def head(packet: Any, long: bool, large: bool) -> tuple[int, int, bytes]:
+        if isinstance(packet, Message):
+            length = 0 if long else len(packet.parts)
+            return 0x11 | long << 5 | large << 6, length, b"\x7f\0" if long else b"\x7f\xff"
+        form = 2 * (packet.number is not None) + isinstance(packet, Acknowledgement)
+        return 1 | form << 2 | packet.kind << 5, 0, b"\xff\0"
+
+    def parts(self, parts: Sequence[bytes], long: bool, large: bool) -> None:
+        self.align(2)
+        if long:
+            self.number(len(parts), 4)
+        if large and parts:
+            self.align(8)
+        for part in parts:
+            self.number(len(part), 8 if large else 2)
+        for part in parts:
+            self.align(8)
+            self.put(part)
 
 
-def vector(name: str, packet: Packet, id_size: int, data: str, used: str, **fields: bool) -> Vector:
-    return Vector(
-        name=name,
-        packet=packet,
-        id_size=id_size,
-        text=data,
-        used=bytes.fromhex(used),
-        fields=fields,
-    )
+def specified(packet: Packet, id_size: int, **fields: bool) -> Vector:
+    made = Specified()
+    made.packet(packet, id_size, **fields)
+    return Vector(packet=packet, id_size=id_size, data=made.data, used=made.used, fields=fields)
 
 
 def operation(kind: Op, channel: int = 0, number: int | None = None) -> Operation:
     return Operation(kind=kind, channels=(channel,), number=number)
 
 
-def ack(kind: Ack, channel: int = 0, number: int | None = None) -> Acknowledgement:
-    return Acknowledgement(kind=kind, channels=(channel,), number=number)
-
-
-def many(kind: type, what: Any, channels: tuple[int, ...], number: int | None = None) -> Any:
-    return kind(kind=what, channels=channels, number=number, multicast=True)
-
-
 def message(*parts: bytes, channels: tuple[int, ...] = (0,), multicast: bool = False) -> Message:
     return Message(channels=channels, parts=parts, multicast=multicast)
 
 
-Z = "00"
-VECTORS = [
-    vector("nop", NOP, 0, "00 00000000000000", "e100000000000000"),
-    vector("ping", PING, 0, "20 00000000000000", "e100000000000000"),
-    vector("pong", PONG, 0, "40 00000000000000", "e100000000000000"),
-    vector("resume", RESUME, 0, "60 00000000000000", "e100000000000000"),
-    vector("shutdown", SHUTDOWN, 0, "80 00000000000000", "e100000000000000"),
-    # The example of 2.3.1: unicast, a channel id of two bytes.
-    vector("commit", operation(Op.COMMIT, 0x1234), 2, "0100 3412 00000000", "ff00ffff00000000"),
-    vector("rollback", operation(Op.ROLLBACK, 0xFE), 1, "2100 fe 0000000000", "ff00ff0000000000"),
-    vector("close", operation(Op.CLOSE), 0, "4100 000000000000", "ff00000000000000"),
-    vector("received", ack(Ack.RECEIVED, 0x12345678), 4, "0500 78563412 0000", "ff00ffffffff0000"),
-    vector("consumed", ack(Ack.CONSUMED, 7), 2, "2500 0700 00000000", "ff00ffff00000000"),
-    vector("committed", ack(Ack.COMMITTED, 7), 1, "4500 07 0000000000", "ff00ff0000000000"),
-    vector("uncommitted", ack(Ack.UNCOMMITTED), 0, "6500 000000000000", "ff00000000000000"),
-    vector("closed", ack(Ack.CLOSED, 1 << 63), 8, "8500 0000000000000080 " + 6 * Z, "ff00ffffffffffffffff" + 6 * Z),
-    # The example of 2.3.2: unicast, a channel id of eight bytes.
-    vector(
-        "commit numbered",
-        operation(Op.COMMIT, 0x0102030405060708, 0x0A0B0C0D),
-        8,
-        "0900 0807060504030201 0000 0d0c0b0a",
-        "ff00 ffffffffffffffff 0000 ffffffff",
-    ),
-    vector("rollback numbered", operation(Op.ROLLBACK, 0, 1), 0, "2900 0000 01000000", "ff000000ffffffff"),
-    vector("received numbered", ack(Ack.RECEIVED, 1, 2), 1, "0d00 01 00 02000000", "ff00ff00ffffffff"),
-    vector("consumed numbered", ack(Ack.CONSUMED, 1, 2), 2, "2d00 0100 02000000", "ff00ffffffffffff"),
-    vector(
-        "committed numbered",
-        ack(Ack.COMMITTED, 1, 2),
-        4,
-        "4d00 01000000 0000 02000000 00000000",
-        "ff00ffffffff 0000 ffffffff 00000000",
-    ),
-    vector("uncommitted numbered", ack(Ack.UNCOMMITTED, 0, (1 << 32) - 1), 0, "6d00 0000 ffffffff", "ff000000ffffffff"),
-    vector(
-        "commit to two",
-        many(Operation, Op.COMMIT, (1, 2)),
-        1,
-        "0300 0000 02000000 0102 000000000000",
-        "ff00 0000 ffffffff ffff 000000000000",
-    ),
-    vector("close to none", many(Operation, Op.CLOSE, ()), 4, "4300 0000 00000000", "ff00 0000 ffffffff"),
-    vector(
-        "consumed by one, numbered",
-        many(Acknowledgement, Ack.CONSUMED, (5,), 9),
-        2,
-        "2f00 0000 01000000 0500 0000 09000000",
-        "ff00 0000 ffffffff ffff 0000 ffffffff",
-    ),
-    vector(
-        "committed three times without ids",
-        many(Acknowledgement, Ack.COMMITTED, (0, 0, 0)),
-        0,
-        "4700 0000 03000000",
-        "ff00 0000 ffffffff",
-    ),
-    # The first example of 2.3.3.3: short, small, three parts of 3, 0 and 5 bytes.
-    vector(
-        "three parts",
+def every_packet() -> Iterator[Vector]:
+    """Yield packets of every type, with every size of ids, one target and several, and every way to write lengths."""
+    yield from (specified(GeneralPacket(kind=kind), 0) for kind in General)
+    for size in ID_SIZES:
+        largest = (1 << 8 * size) - 1
+        for channels in ((largest // 3,), (largest,), (), (0, largest, largest // 5)):
+            multicast = len(channels) != 1
+            for number in (None, 0, 0x0A0B0C0D):
+                kinds = (*Op, *Ack) if number is None else (Op.COMMIT, Op.ROLLBACK, *list(Ack)[:4])
+                for kind in kinds:
+                    type_ = Operation if isinstance(kind, Op) else Acknowledgement
+                    yield specified(type_(kind=kind, channels=channels, number=number, multicast=multicast), size)
+            for parts in ((), (b"",), (b"z",), (b"12345678",), (b"abc", b"", b"defgh"), (b"x" * 9, b"")):
+                for long, large in product((False, True), repeat=2):
+                    yield specified(
+                        message(*parts, channels=channels, multicast=multicast), size, long=long, large=large
+                    )
+
+
+#: The examples of the specification (2.3.1, 2.3.2, 2.3.3.3).
+EXAMPLES: list[tuple[Packet, int, dict[str, bool], str]] = [
+    (operation(Op.COMMIT, 0x1234), 2, {}, "0100 3412 00000000"),
+    (operation(Op.COMMIT, 0x0102030405060708, 0x0A0B0C0D), 8, {}, "0900 0807060504030201 0000 0d0c0b0a"),
+    (
         message(b"abc", b"", b"defgh", channels=(9,)),
         1,
-        "1103 09 00 0300 0000 0500 " + 6 * Z + " 616263 0000000000 6465666768 000000",
-        "ffff ff 00 ffff ffff ffff" + 6 * Z + "ffffff0000000000 ffffffffff000000",
+        {},
+        "1103 09 00 0300 0000 0500 000000000000 616263 0000000000 6465666768 000000",
     ),
-    # The second: long, large, to two channels with ids of four bytes, two parts.
-    vector(
-        "two parts to two",
+    (
         message(b"x" * 9, b"", channels=(1, 2), multicast=True),
         4,
-        f"7300 0000 02000000 01000000 02000000 02000000 00000000 0900000000000000 0000000000000000 {9 * '78'} {7 * Z}",
-        "7f00 0000 ffffffff ffffffff ffffffff ffffffff 00000000 ffffffffffffffff ffffffffffffffff" + 9 * "ff" + 7 * Z,
-        long=True,
-        large=True,
-    ),
-    vector("no parts", message(), 0, "1100 000000000000", "7fff000000000000"),
-    vector("one empty part", message(b""), 0, "1101 0000 00000000", "7fff ffff 00000000"),
-    vector("no parts, long", message(), 0, "3100 00000000 0000", "7f00 ffffffff 0000", long=True),
-    vector(
-        "one part, large, ids of eight",
-        message(b"y", channels=(3,)),
-        8,
-        "5101 0300000000000000 " + 6 * Z + " 0100000000000000 79 00000000000000",
-        "7fff ffffffffffffffff" + 6 * Z + "ffffffffffffffff" + "ff00000000000000",
-        large=True,
-    ),
-    vector(
-        "one part, long, ids of two",
-        message(b"z", channels=(4,)),
-        2,
-        "3100 0400 01000000 0100 " + 6 * Z + " 7a 00000000000000",
-        "7f00 ffff ffffffff ffff" + 6 * Z + "ff00000000000000",
-        long=True,
-    ),
-    vector(
-        "one part to three without ids",
-        message(b"12345678", channels=(0, 0, 0), multicast=True),
-        0,
-        "1301 0000 03000000 0800 " + 6 * Z + " 3132333435363738",
-        "7fff 0000 ffffffff ffff" + 6 * Z + "ffffffffffffffff",
+        {"long": True, "large": True},
+        f"7300 0000 02000000 01000000 02000000 02000000 00000000 0900000000000000 {8 * '00'} {9 * '78'} {7 * '00'}",
     ),
 ]
 
 
 @pytest.fixture
+def examples() -> list[tuple[Packet, int, dict[str, bool], str]]:
+    return EXAMPLES
+
+
+@pytest.fixture(scope="session")
 def vectors() -> list[Vector]:
-    return VECTORS
+    return list(every_packet())
 
 
 class CertifiedTransport(Transport):
