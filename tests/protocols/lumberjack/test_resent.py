@@ -166,21 +166,6 @@ def test_event_without_a_proof_that_it_is_a_repetition_is_stored(other: bytes) -
     assert receiver.connect().send(other) == [other]
 
 
-@pytest.mark.parametrize("filler", ["", "x" * 70_000, "\n\u00e9" * 20_000], ids=["short", "long", "escapes"])
-def test_event_is_recognized_with_its_members_in_another_order(filler: str) -> None:
-    receiver, fields = Receiver(), json.loads(event(1, message=filler, tags=[1, {"a": 1, "b": [2, {}]}]))
-
-    def shuffled(value: Any) -> Any:
-        if isinstance(value, list):
-            return [shuffled(each) for each in value]
-        return {key: shuffled(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
-
-    first = receiver.connect()
-    first.send(json.dumps(fields).encode())
-    first.close()
-    assert receiver.connect().send(json.dumps(shuffled(fields)).encode()) == []
-
-
 @pytest.mark.parametrize(
     ("fields", "again", "stored"),
     [
@@ -212,45 +197,6 @@ def test_document_id_identifies_an_event() -> None:
     first.send(document)
     first.close()
     assert receiver.connect().send(document) == []
-
-
-def test_repetition_of_a_record_in_flight_waits_until_the_record_is_durable() -> None:
-    receiver, told = Receiver(), []
-    first = Writer(receiver, receiver.repetitions.connected("n", lambda: None))
-    (run,), _ = first.sender.sift([Receiver.run(event(1))])
-    publish(first.sender, run)
-    first.close()
-    receiver.repetitions.read_more()
-    second = receiver.repetitions.connected("n", lambda: told.append("durable"))
-    fresh, originals = second.sift([Receiver.run(event(1), event(2))])
-    assert second.begin(2, 1, originals)
-    assert second.durable(fresh) == 0
-    assert first.sender.durable([run]) == 1
-    assert (told, second.take_durable()) == (["durable"], 2)
-
-
-def test_turns_are_durable_in_the_order_of_the_connection() -> None:
-    receiver = Receiver()
-    lost = receiver.connect()
-    lost.send(event(1))
-    lost.close()
-    receiver.repetitions.read_more()
-    sender = receiver.connect().sender
-    stored = [Receiver.run(event(2))]
-    publish(sender, *stored)
-    fresh, originals = sender.sift([Receiver.run(event(1))])
-    assert (fresh, sender.begin(1, 0, originals), sender.take_durable()) == ([], False, 0)
-    assert sender.durable(stored) == 2
-
-
-def test_a_record_that_is_refused_is_stored_when_it_comes_again() -> None:
-    receiver = Receiver()
-    runs = [Receiver.run(event(n)) for n in range(2)]
-    first = receiver.connect().sender
-    publish(first, *runs)
-    first.refused(runs)
-    first.close(1, 0)
-    assert receiver.connect().send(event(0)) == [event(0)]
 
 
 def test_half_open_connections_of_a_network_find_each_others_events() -> None:
@@ -500,7 +446,7 @@ def test_events_without_identity_are_not_watched() -> None:
 @pytest.fixture
 def dropping(server: Any) -> Callable[..., Any]:
     def make(**options: Any) -> Any:
-        made = server(resent="drop", **options)
+        made = server(**options)  # which drops repetitions by default
         made.factory.doStart()
         return made
 
@@ -639,15 +585,6 @@ def test_window_with_dead_letters_and_repetitions_is_acknowledged(dropping: Any)
         peer.lose()
     assert made.payloads == small[:1] + small[1:]
     assert len(made.records_of("dead.lumberjack")) == 2
-
-
-def test_repetitions_are_dropped_by_default(server: Any) -> None:
-    made = server()
-    made.factory.doStart()
-    for _ in range(2):
-        peer = sending(made, event(1))
-        peer.lose()
-    assert (made.payloads, made.count("resent-dropped")) == ([event(1)], 1)
 
 
 def test_allowed_events_of_a_window_with_a_forbidden_one_are_stored_once(dropping: Any) -> None:

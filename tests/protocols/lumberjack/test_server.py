@@ -592,9 +592,6 @@ def test_large_window_is_published_in_pieces_and_acknowledged_once(server: Make,
     assert made.broker.budget.used == 0
 
 
-# TLS
-
-
 # Options
 
 

@@ -414,17 +414,6 @@ def test_huge_window_allocates_nothing(peer: Make) -> None:
     assert fed.session.buffered == 0
 
 
-@both
-def test_new_window_finishes_the_open_one(peer: Make, version: int) -> None:
-    """The events before the second W are acknowledged as a finished window."""
-    fed = peer(auto=False).feed(announce(9, version) + doc(7, version=version) + announce(1, version))
-    assert fed.acks == []
-    fed.commit()
-    assert fed.acks == [(version, 7)]
-    fed.feed(doc(8, version=version)).commit()
-    assert fed.acks == [(version, 7), (version, 8)]
-
-
 def test_version_may_change_between_windows(peer: Make) -> None:
     fed = peer().feed(announce(1, 1) + doc(1, version=1) + announce(1) + doc(2))
     assert fed.acks == [(1, 1), (2, 2)]
@@ -450,35 +439,6 @@ def test_events_without_a_window_are_acknowledged(peer: Make) -> None:
     fed.session.acknowledge_silence()
     fed.commit()
     assert fed.acks == [(1, 5)]
-
-
-def test_version_2_gets_keep_alives_while_it_waits(peer: Make, window: Make) -> None:
-    fed = peer(auto=False).feed(window(3))
-    fed.session.keep_alive()
-    fed.commit()
-    assert fed.acks == [(2, 0), (2, 3)]
-    fed.feed(announce(9) + doc(1) + doc(2))
-    fed.session.acknowledge_silence()
-    fed.commit()
-    fed.session.keep_alive()
-    fed.session.acknowledge_silence()
-    fed.session.acknowledge_silence()
-    fed.commit()
-    assert fed.acks == [(2, 0), (2, 3), (2, 0), (2, 2)], "what it has sent is acknowledged once, when all is durable"
-
-
-def test_version_1_is_acknowledged_when_silent_between_frames(peer: Make) -> None:
-    fed = peer(auto=False).feed(announce(3, 1) + doc(1, version=1) + doc(2, version=1) + b"1J")
-    assert not fed.session.silence_ack_due, "not durable"
-    fed.commit()
-    assert not fed.session.silence_ack_due, "a frame is incomplete"
-    fed.feed(doc(3, version=1)[2:] + announce(3, 1) + doc(4, version=1))
-    fed.commit()
-    assert fed.session.silence_ack_due
-    fed.session.acknowledge_silence()
-    assert not fed.session.silence_ack_due
-    fed.commit()
-    assert fed.acks == [(1, 3), (1, 4)]
 
 
 def test_keep_alive_sends_nothing_before_the_first_frame(peer: Make) -> None:

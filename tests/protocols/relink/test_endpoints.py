@@ -93,22 +93,6 @@ def test_parts_are_preserved(make_server: Any) -> None:
     assert [parts for _, parts in got(peer)] == [*messages, (b"not parts",), (join((b"x", b"y")),)]
 
 
-def test_window_reopens_as_messages_are_consumed(make_server: Any) -> None:
-    server = make_server(window="3")
-    server.publish("s", *(b"%d" % i for i in range(10)))
-    peer = server.linked("subscribe:s@0")
-    assert bodies(peer) == [b"0", b"1", b"2"]
-    peer.link.consume(0, 1)
-    peer.talk()
-    assert bodies(peer) == [b"0", b"1", b"2", b"3", b"4"]
-    for last in (4, 7, 9):
-        peer.link.consume(0, last)
-        peer.talk()
-    server.publish("s", b"10")
-    peer.talk()
-    assert bodies(peer) == [b"%d" % i for i in range(11)]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make_server: Any, seed: int) -> None:
     """Retention deletes records that were not sent: channel numbers have no gap, and belong to the same records."""
@@ -502,18 +486,6 @@ def number(seq: int) -> bytes:
 def start(seq: int, end: int) -> tuple[bytes, ...]:
     """Return the first message of a channel that begins behind record *seq* of a stream that ends at *end*."""
     return b"", number(seq), number(0), number(end), b""
-
-
-def test_start_position_is_sent_again_if_it_was_lost(make_server: Any) -> None:
-    server = make_server()
-    server.publish("s", b"1")
-    peer = server.linked("subscribe:s?seq")
-    assert got(peer) == [(0, start(1, end=1))]
-    peer.leave()
-    peer.link.receiving.clear()  # Pretend that nothing has arrived.
-    server.publish("s", b"2")
-    again = server.linked(old=peer.link)
-    assert got(again) == [(0, start(1, end=2)), (1, (number(2), b"2"))]
 
 
 @pytest.mark.parametrize("place", ["@1000?seq", "@1?seq&epoch=older"])

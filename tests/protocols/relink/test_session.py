@@ -307,25 +307,6 @@ def test_unsolicited_pong_is_ignored() -> None:
     assert session.link.pongs == 1
 
 
-@pytest.mark.parametrize("what", ["received", "consumed", "result", "numbered", "plain result"])
-def test_invalid_acknowledgements_end_the_link(what: str) -> None:
-    """Acknowledgements of unsent messages, and results on a plain channel."""
-    session = listener()
-    link = session.link
-    assert link is not None
-    link.send((0,), (b"x",))
-    kind, number = {
-        "received": (Ack.RECEIVED, 1),
-        "consumed": (Ack.CONSUMED, 1),
-        "numbered": (Ack.CONSUMED, 1 << 30),
-        "result": (Ack.COMMITTED, 0),
-        "plain result": (Ack.COMMITTED, None),
-    }[what]
-    packet = Acknowledgement(kind=kind, channels=(0,), number=number)
-    expected = "result-not-transactional" if "result" in what else "acknowledged-unsent"
-    assert cause(session.receive_data(packet.serialize(2))) == expected
-
-
 def test_end_of_transport_keeps_the_link() -> None:
     session = listener()
     session.receive_data(MESSAGE + MESSAGE[:5])

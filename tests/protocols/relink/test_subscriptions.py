@@ -60,19 +60,6 @@ def test_a_new_subscription_begins_with_new_records_unless_the_endpoint_says_whe
     assert received(peer) == [b"6"]
 
 
-def test_a_resumed_link_continues_and_moves_the_position_after_a_restart(make_server: Any) -> None:
-    server = serve(make_server)
-    peer = server.linked("subscribe:s@0?name=n")
-    consume(peer, 2)
-    server.restart()
-    assert position(server) == 2
-    again = server.linked(old=peer.link)
-    assert again.session.link is peer.link
-    again.link.consume(0, 2)
-    again.talk()
-    assert position(server) == 3
-
-
 def test_resumed_link_moves_the_position_to_records_consumed_before_a_crash(make_server: Any) -> None:
     server = serve(make_server)
     peer = server.linked("subscribe:s@0?name=n")
