@@ -35,11 +35,10 @@ def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert (lengths, payload) == (column(1, 0), b"x")
 
 
-#: Bytes at which both scan() and gather() stop.
+#: Bytes at which both scan() and gather() stop, if the largest data has 100 bytes.
 OTHER = [
     frame(3, b"data", kind=6),
     frame(3, b"data", version=2),
-    frame(2, b"data"),
     frame(3, b"data")[:-1],
     frame(3, b"data")[:11],
     b"",
@@ -50,39 +49,90 @@ OTHER = [
     pack(">HHI", 5, 1, 5) + pack(">I", 0xFFFFFFFF) + b"t" + pack(">QI", 3, 4) + b"data",
     pack(">HHI", 5, 1, 0xFFFFFFFF) + pack(">I", 1) + b"t" + pack(">QI", 3, 4) + b"data",
     pack(">HHI", 5, 1, 0),
+    frame(3, b"data", topic=b"t" * 256),
 ]
 
 
-@pytest.mark.parametrize(
-    "other", [*OTHER, frame(3, b"data", topic=b"u"), frame(3, b"data", topic=b"tt"), frame(4, b"data")]
-)
-def test_scan_stops_before_other_frames(kernel: ModuleType, other: bytes) -> None:
-    good = frame(1, b"one") + frame(2, b"")
-    assert kernel.scan(good + other, 0, PUBLISH, 100, MOST) == (len(good), b"t", 1, 2, column(3, 0), b"one")
+#: A frame and what it says: its topic, number and data; None if no kernel takes it.
+Said = tuple[bytes, tuple[bytes, int, bytes] | None]
 
 
-def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
-    many = b"".join(frame(i, b"x" * 100) for i in range(1, 11))
-    assert kernel.scan(many, 0, PUBLISH, MOST, 350)[3] == 3
-    assert kernel.scan(many, 0, PUBLISH, MOST, 300)[3] == 3
-    assert kernel.scan(many, 0, PUBLISH, MOST, 299)[3] == 2
-    assert kernel.scan(many, 0, PUBLISH, MOST, 1)[3] == 1
+def expected_scan(sent: list[Said], start: int, most: int) -> tuple[int, bytes, int, int, bytes, bytes]:
+    """Return what scan() returns for frames of which only the first ones have one topic and consecutive numbers."""
+    run: list[tuple[bytes, int, bytes]] = []
+    for wire, said in sent:
+        fits = said is not None and sum(len(data) for *_, data in run) + len(said[2]) <= most
+        if said is None or (run and (not fits or said[:2] != (run[0][0], run[-1][1] + 1))):
+            break
+        run.append(said)
+        start += len(wire)
+    topic, first = run[0][:2] if run else (b"", 0)
+    return start, topic, first, len(run), column(*(len(data) for *_, data in run)), b"".join(data for *_, data in run)
+
+
+def expected_gather(
+    sent: list[Said], start: int, most: int
+) -> tuple[int, int, list[tuple[str, int | bytes, bytes, bytes]]]:
+    """Return what gather() returns for frames of which only the first ones have rising numbers and topics of text."""
+    taken: list[tuple[bytes, int, bytes]] = []
+    for wire, said in sent:
+        if said is None or said[0] == BAD_TEXT:
+            break
+        if taken and (said[1] <= taken[-1][1] or sum(len(data) for *_, data in taken) + len(said[2]) > most):
+            break
+        taken.append(said)
+        start += len(wire)
+    runs = []
+    for topic in dict.fromkeys(topic for topic, *_ in taken):
+        numbers, data = zip(*(said[1:] for said in taken if said[0] == topic), strict=True)
+        consecutive = numbers == tuple(range(numbers[0], numbers[0] + len(numbers)))
+        first = numbers[0] if consecutive else pack(f"<{len(numbers)}Q", *numbers)
+        runs.append((topic.decode(), first, column(*map(len, data)), b"".join(data)))
+    return start, taken[-1][1] if taken else 0, runs
+
+
+BAD_TEXT, LARGEST = b"\xe2", 100
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Said]:
+    """Generate frames whose numbers mostly rise by one, with other bytes among them."""
+    sent: list[Said] = []
+    number = draw(st.sampled_from([0, 1, (1 << 64) - 9]))
+    for _ in range(draw(st.integers(0, 12))):
+        if draw(st.integers(0, 9)) == 0:
+            return [*sent, (draw(st.sampled_from(OTHER)), None)]
+        topic = draw(st.sampled_from([b"a", b"a", b"b", b"\xe2\x98\x83", BAD_TEXT, b"t" * 255]))
+        data = draw(st.binary(max_size=9) | st.just(bytes(LARGEST)))
+        number = (number + draw(st.sampled_from([1, 1, 1, 0, 2, -1]))) % (1 << 64)
+        sent.append((frame(number, data, topic), (topic, number, data)))
+    return sent
+
+
+@given(streams(), st.sampled_from([0, 1, 9, 18, 101, MOST]), st.integers(0, 3))
+@settings(max_examples=600, deadline=None)
+def test_frames_are_scanned_and_gathered_as_a_model_of_single_frames_says(
+    sent: list[Said], most: int, start: int
+) -> None:
+    wire = b"#" * start + b"".join(each for each, _ in sent)
+    for kernel in (pure, native or pure):
+        assert kernel.scan(wire, start, PUBLISH, LARGEST, most) == expected_scan(sent, start, most)
+        assert kernel.gather(wire, start, PUBLISH, LARGEST, most) == expected_gather(sent, start, most)
+
+
+def test_number_of_topics_is_limited(kernel: ModuleType) -> None:
+    topics = b"".join(frame(i, b"x", b"%d" % i) for i in range(1, 2 * pure.TOPICS))
+    end, last, runs = kernel.gather(topics, 0, PUBLISH, MOST, MOST)
+    assert (last, len(runs)) == (pure.TOPICS, pure.TOPICS)
+    assert kernel.gather(topics, end, PUBLISH, MOST, MOST)[1] == 2 * pure.TOPICS - 1
+    assert [run[0] for run in runs] == [str(i) for i in range(1, pure.TOPICS + 1)]
 
 
 def test_numbers_do_not_overflow(kernel: ModuleType) -> None:
     last = (1 << 64) - 1
-    assert kernel.scan(frame(last, b"a") + frame(0, b"b"), 0, PUBLISH, MOST, MOST)[3] == 1
     with pytest.raises(ValueError, match="cannot be framed"):
         kernel.frames(DATA, b"t", last, column(1, 1), b"ab")
     assert kernel.frames(DATA, b"t", last, column(1), b"a") == frame(last, b"a", kind=DATA)
-
-
-def test_topic_of_255_bytes_is_the_longest(kernel: ModuleType) -> None:
-    topic = b"t" * 255
-    wire = frame(1, b"a", topic)
-    assert kernel.frames(PUBLISH, topic, 1, column(1), b"a") == wire
-    assert kernel.scan(wire, 0, PUBLISH, MOST, MOST)[1] == topic
-    assert kernel.scan(frame(1, b"a", topic + b"t"), 0, PUBLISH, MOST, MOST)[3] == 0
 
 
 @pytest.mark.parametrize(
@@ -96,103 +146,20 @@ def test_columns_that_do_not_match_are_refused(
         kernel.frames(DATA, topic, 1, lengths, payload)
 
 
-def test_gather_groups_frames_by_topic(kernel: ModuleType) -> None:
-    wire = frame(1, b"one", b"a") + frame(2, b"", b"b") + frame(3, b"three", b"a") + frame(4, b"four", b"b")
-    assert kernel.gather(wire, 0, PUBLISH, 100, MOST) == (
-        len(wire),
-        4,
-        [
-            ("a", pack("<2Q", 1, 3), column(3, 5), b"onethree"),
-            ("b", pack("<2Q", 2, 4), column(0, 4), b"four"),
-        ],
-    )
-    assert kernel.gather(frame(7, b"x") + frame(8, b"y"), 0, PUBLISH, 100, MOST)[2] == [("t", 7, column(1, 1), b"xy")]
-
-
-@pytest.mark.parametrize("other", [*OTHER, frame(3, b"data", b"\xff"), frame(0, b"data", b"u")])
-def test_gather_stops_before_other_frames(kernel: ModuleType, other: bytes) -> None:
-    good = frame(1, b"one") + frame(2, b"")
-    assert kernel.gather(good + other, 0, PUBLISH, 100, MOST) == (len(good), 2, [("t", 1, column(3, 0), b"one")])
-    if other != frame(2, b"data"):
-        assert kernel.gather(other, 0, PUBLISH, 100, MOST)[2] == [] or other == frame(0, b"data", b"u")
-
-
-def test_gather_is_bounded_but_never_empty(kernel: ModuleType) -> None:
-    many = b"".join(frame(i, b"x" * 100, b"%d" % (i % 3)) for i in range(1, 11))
-    assert kernel.gather(many, 0, PUBLISH, MOST, 350)[1] == 3
-    assert kernel.gather(many, 0, PUBLISH, MOST, 300)[1] == 3
-    assert kernel.gather(many, 0, PUBLISH, MOST, 299)[1] == 2
-    assert kernel.gather(many, 0, PUBLISH, MOST, 1)[1] == 1
-    topics = b"".join(frame(i, b"x", b"%d" % i) for i in range(1, 2 * pure.TOPICS))
-    end, last, runs = kernel.gather(topics, 0, PUBLISH, MOST, MOST)
-    assert (last, len(runs)) == (pure.TOPICS, pure.TOPICS)
-    assert kernel.gather(topics, end, PUBLISH, MOST, MOST)[1] == 2 * pure.TOPICS - 1
-    assert [run[0] for run in runs] == [str(i) for i in range(1, pure.TOPICS + 1)]
+@only_native
+@given(streams(), st.tuples(st.integers(0, 400), st.integers(1, 255)), st.integers(0, 60))
+@settings(max_examples=600, deadline=None)
+def test_native_kernels_judge_changed_bytes_as_the_pure_ones(sent: list[Said], flip: tuple[int, int], cut: int) -> None:
+    wire = bytearray(b"".join(each for each, _ in sent))
+    wire = wire[: max(0, len(wire) - cut)]
+    if flip[0] < len(wire):
+        wire[flip[0]] ^= flip[1]
+    for buffer in (wire, bytes(wire)):
+        assert native.scan(buffer, 0, PUBLISH, LARGEST, MOST) == pure.scan(buffer, 0, PUBLISH, LARGEST, MOST)
+        assert native.gather(buffer, 0, PUBLISH, LARGEST, MOST) == pure.gather(buffer, 0, PUBLISH, LARGEST, MOST)
 
 
 messages = st.lists(st.binary(max_size=40), max_size=12)
-
-
-@only_native
-@given(
-    topic=st.binary(min_size=1, max_size=8),
-    first=st.integers(0, (1 << 64) - 1),
-    data=messages,
-    cut=st.integers(0, 60),
-    flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
-    largest=st.sampled_from([5, 40, MOST]),
-    most=st.sampled_from([1, 60, MOST]),
-    start=st.integers(0, 3),
-)
-@settings(max_examples=600, deadline=None)
-def test_native_scan_equals_pure_scan(
-    topic: bytes, first: int, data: list[bytes], cut: int, flip: tuple[int, int], largest: int, most: int, start: int
-) -> None:
-    first = min(first, (1 << 64) - len(data))
-    wire = bytearray(b"#" * start + b"".join(frame(first + i, d, topic) for i, d in enumerate(data)))
-    wire = wire[: max(start, len(wire) - cut)]
-    if flip[0] < len(wire):
-        wire[flip[0]] ^= flip[1]
-    for buffer in (wire, bytes(wire)):
-        assert native.scan(buffer, start, PUBLISH, largest, most) == pure.scan(buffer, start, PUBLISH, largest, most)
-
-
-@only_native
-@given(
-    sent=st.lists(
-        st.tuples(
-            st.sampled_from([b"a", b"b", b"ab", b"\xe2\x98\x83", b"\xe2"]), st.integers(0, 3), st.binary(max_size=9)
-        ),
-        max_size=20,
-    ),
-    first=st.sampled_from([0, 1, (1 << 64) - 20]),
-    cut=st.integers(0, 60),
-    flip=st.tuples(st.integers(0, 400), st.integers(0, 255)),
-    largest=st.sampled_from([5, MOST]),
-    most=st.sampled_from([1, 30, MOST]),
-    start=st.integers(0, 3),
-)
-@settings(max_examples=600, deadline=None)
-def test_native_gather_equals_pure_gather(
-    sent: list[tuple[bytes, int, bytes]],
-    first: int,
-    cut: int,
-    flip: tuple[int, int],
-    largest: int,
-    most: int,
-    start: int,
-) -> None:
-    wire, number = bytearray(b"#" * start), first
-    for topic, step, data in sent:
-        number = (number + step) % (1 << 64)
-        wire += frame(number, data, topic)
-    wire = wire[: max(start, len(wire) - cut)]
-    if flip[0] < len(wire):
-        wire[flip[0]] ^= flip[1]
-    for buffer in (wire, bytes(wire)):
-        assert native.gather(buffer, start, PUBLISH, largest, most) == pure.gather(
-            buffer, start, PUBLISH, largest, most
-        )
 
 
 @only_native
