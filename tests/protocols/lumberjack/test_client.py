@@ -439,6 +439,24 @@ def test_plugin_makes_a_publisher_that_divides_its_window_by_the_pipelining() ->
     assert (plugin.default_port, plugin.tailer(ClientTarget(Clock(), "127.0.0.1", 5044))) == (5044, None)
 
 
+def test_defaults_are_those_of_the_documentation() -> None:
+    client = LumberjackClient(Clock(), [Endpoint()])
+    assert (client.version, client.compression, client.connection_options.silence) == (2, 3, 30.0)
+    assert (client.window, client.window_bytes, client.pipelining) == (2_048, 4 << 20, 2)
+    assert client.max_pending_bytes == 64 << 20
+
+
+def test_payload_is_published_as_a_document() -> None:
+    endpoint = Endpoint()
+    client, clock = connected(endpoint)
+    done = client.publish(None, b"plain")
+    clock.advance(0)
+    assert windows(endpoint.wire) == [[b'{"message": "plain"}']]
+    endpoint.acknowledges(1)
+    assert done.called
+    client.close()
+
+
 def test_named_stream_is_refused() -> None:
     client = LumberjackClient(Clock(), [Endpoint()])
     for call in (lambda: client.prepare("log"), lambda: client.publish("log", b"")):
