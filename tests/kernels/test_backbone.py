@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import ModuleType
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fyrehose.kernels.pure import backbone as pure
@@ -30,33 +31,65 @@ def test_datagrams_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.encode_pushes(b"", b"") == b""
 
 
-def test_batch_of_datagrams_is_scanned_into_columns(kernel: ModuleType) -> None:
-    train = push(b"one") + push(b"two") + push(b"3")
-    assert kernel.scan_pushes(train, 0, len(train), 12) == (len(train), 3, column(3, 3, 1), b"onetwo3")
-    train = deliver(7, b"one") + deliver(8, b"two") + deliver(9, b"")
-    assert kernel.scan_delivers(train, 0, len(train), 12) == (len(train), 3, 7, column(3, 3, 0), b"onetwo")
+@st.composite
+def trains(draw: st.DrawFn) -> tuple[list[bytes], int]:
+    """Generate datagrams of one size, the last of which may be shorter, and that size."""
+    size = draw(st.integers(0, 12))
+    first = draw(st.integers(0, 3) | st.integers(pure.LAST_SEQ - 3, pure.LAST_SEQ))
+    datagrams = []
+    for at in range(draw(st.integers(0, 6))):
+        seq = min(first + at + draw(st.sampled_from([0, 0, 0, 1])), pure.LAST_SEQ)
+        said = size + draw(st.sampled_from([0, 0, 0, 0, 9, 1]))
+        head = bytes([draw(st.sampled_from([1, 1, 2, 2, 4]))]) + said.to_bytes(2, "big") + seq.to_bytes(6, "big")
+        datagrams.append(head + draw(st.binary(min_size=size, max_size=size)))
+    if datagrams and draw(st.booleans()):
+        datagrams[-1] = datagrams[-1][: draw(st.integers(1, size + 9))]
+    return datagrams, size + 9
 
 
-def test_scan_stops_before_other_datagrams(kernel: ModuleType) -> None:
-    good = push(b"ok!")
-    for bad in (deliver(1, b"abc"), push(b"abc", 4), push(b"abc", 12), b"\x40" + good[1:], good[:8]):
-        train = good + good + bad
-        assert kernel.scan_pushes(train, 0, len(train), 12) == (24, 2, column(3, 3), b"ok!ok!"), bad
-        assert kernel.scan_pushes(train, 24, len(train), 12) == (24, 0, b"", b""), bad
-    good = deliver(1, b"ok!")
-    for bad in (deliver(3, b"abc"), deliver(1, b"abc"), deliver(0, b"abc"), push(b"abc"), deliver(2, b"abc")[:8]):
-        train = good + bad
-        assert kernel.scan_delivers(train, 0, len(train), 12) == (12, 1, 1, column(3), b"ok!"), bad
-    assert kernel.scan_delivers(deliver(0, b""), 0, 9, 9) == (0, 0, 0, b"", b"")
-    assert kernel.scan_pushes(b"", 0, 0, 1) == (0, 0, b"", b"")
-    assert kernel.scan_delivers(b"", 0, 0, 1) == (0, 0, 0, b"", b"")
+def pushed(datagrams: list[bytes], total: bool) -> list[bytes]:
+    """Return the data of the first datagrams that are a PUSH each."""
+    sizes = [{len(each) - 9, len(each)} if total else {len(each) - 9} for each in datagrams]
+    good = [
+        len(each) >= 9 and each[0] == 2 and int.from_bytes(each[1:3], "big") in size
+        for each, size in zip(datagrams, sizes, strict=True)
+    ]
+    return [each[9:] for each in datagrams[: [*good, False].index(False)]]
 
 
-def test_total_lengths_are_accepted_by_option_only(kernel: ModuleType) -> None:
-    datagram = push(b"abc", 12)
-    assert kernel.scan_pushes(datagram, 0, 12, 12)[1] == 0
-    assert kernel.scan_pushes(datagram, 0, 12, 12, True) == (12, 1, column(3), b"abc")
-    assert kernel.scan_pushes(push(b"abc", 11), 0, 12, 12, True)[1] == 0
+def delivered(datagrams: list[bytes]) -> tuple[int, list[bytes]]:
+    """Return the first number and the data of the first datagrams that are a DELIVER each, with consecutive numbers."""
+    first, found = 0, list[bytes]()
+    for each in datagrams:
+        seq = int.from_bytes(each[3:9], "big")
+        if len(each) < 9 or each[:3] != b"\x01" + (len(each) - 9).to_bytes(2, "big") or not seq:
+            break
+        if found and seq != first + len(found):
+            break
+        first = first or seq
+        found.append(each[9:])
+    return first, found
+
+
+@settings(max_examples=500, deadline=None)
+@given(trains(), st.booleans(), st.binary(max_size=3), st.binary(max_size=3))
+def test_trains_are_scanned_as_a_model_of_single_datagrams_says(
+    train: tuple[list[bytes], int], total: bool, before: bytes, behind: bytes
+) -> None:
+    datagrams, segment = train
+    data = before + b"".join(datagrams)
+    bounds = (len(before), len(data), segment)
+    pushes, (first, delivers) = pushed(datagrams, total), delivered(datagrams)
+
+    def columns(found: list[bytes]) -> tuple[bytes, bytes]:
+        return column(*map(len, found)), b"".join(found)
+
+    for kernel, kind in product((pure, native or pure), (bytes, bytearray, memoryview)):
+        wire = kind(data + behind)
+        end = len(before) + len(pushes) * 9 + sum(map(len, pushes))
+        assert kernel.scan_pushes(wire, *bounds, total) == (end, len(pushes), *columns(pushes))
+        end = len(before) + len(delivers) * 9 + sum(map(len, delivers))
+        assert kernel.scan_delivers(wire, *bounds) == (end, len(delivers), first, *columns(delivers))
 
 
 def test_largest_datagram_is_scanned_and_encoded(kernel: ModuleType) -> None:
@@ -106,84 +139,40 @@ def test_columns_that_do_not_match_are_refused(kernel: ModuleType) -> None:
     assert kernel.encode_delivers(pure.LAST_SEQ - 2, column(0, 0, 0), b"")[18:] == b"\x01\0\0" + b"\xff" * 6
 
 
-def test_batches_of_datagrams_end_where_the_size_changes_or_a_call_is_full(kernel: ModuleType) -> None:
-    cut = kernel.cut_trains
-    assert cut(column(1, 1, 1), 65_507, 64) == [(30, 10)]
-    assert cut(column(3, 3, 1, 3), 65_507, 64) == [(12 + 12 + 10, 12), (12, 12)]  # a shorter one ends its train
-    assert cut(column(1, 3), 65_507, 64) == [(10, 10), (12, 12)]  # a longer one begins another
-    assert cut(column(1, 1, 1), 65_507, 2) == [(20, 10), (10, 10)]
-    assert cut(column(1, 1, 1), 30, 64) == [(30, 10)]
-    assert cut(column(1, 1, 1), 29, 64) == [(20, 10), (10, 10)]
-    assert cut(column(100), 9, 1) == [(109, 109)]
-    assert cut(b"", 9, 1) == []
-
-
 payloads = st.lists(st.binary(max_size=40) | st.just(b"same size"), max_size=70)
 
 
-# The native ones agree with the pure ones (below), so one of them is enough here.
+def cut(sizes: list[int], most_bytes: int, most: int) -> list[tuple[int, int]]:
+    """Return the bytes and the segment of trains that take one datagram more as long as that is a train, too."""
+    trains: list[list[int]] = []
+    for size in sizes:
+        longer = [*trains[-1], size] if trains else []
+        alike = len(set(longer[:-1])) == 1 and size <= longer[0] if longer else False
+        if alike and len(longer) <= most and sum(longer) <= most_bytes:
+            trains[-1] = longer
+        else:
+            trains.append([size])
+    return [(sum(train), train[0]) for train in trains]
+
+
 @given(payloads=payloads, most=st.integers(1, 70), size=st.integers(9, 400))
-def test_batches_have_every_datagram_once_and_can_be_split_into_datagrams(
+def test_batches_of_datagrams_end_where_the_size_changes_or_a_call_is_full(
     payloads: list[bytes], most: int, size: int
 ) -> None:
-    kernel = native or pure
-    lengths = column(*map(len, payloads))
-    data = kernel.encode_pushes(lengths, b"".join(payloads))
-    begin = 0
-    found: list[bytes] = []
-    for taken, segment in kernel.cut_trains(lengths, size, most):
-        datagrams = [data[at : min(at + segment, begin + taken)] for at in range(begin, begin + taken, segment)]
-        assert len(datagrams) == 1 or (len(datagrams) <= most and taken <= size)
-        end, count, _, _ = kernel.scan_pushes(data, begin, begin + taken, segment)
-        assert (end, count) == (begin + taken, len(datagrams))
-        found += [datagram[9:] for datagram in datagrams]
-        begin += taken
-    assert found == payloads
-    assert begin == len(data)
-
-
-@st.composite
-def buffers(draw: st.DrawFn) -> tuple[bytes, int, int, int]:
-    """Generate mostly well-formed trains, with a few bytes changed, and valid bounds."""
-    size = draw(st.integers(0, 12))
-    first = draw(st.integers(0, 3) | st.integers(pure.LAST_SEQ - 3, pure.LAST_SEQ))
-    count = draw(st.integers(0, 6))
-    kinds = draw(st.lists(st.sampled_from([1, 1, 2, 2, 4]), min_size=count, max_size=count))
-    data = bytearray()
-    for i, kind in enumerate(kinds):
-        seq = min(first + i, pure.LAST_SEQ)
-        data += bytes([kind]) + size.to_bytes(2, "big") + seq.to_bytes(6, "big") + bytes(range(size))
-    data += draw(st.binary(max_size=12))
-    for at, value in draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=3)):
-        if at < len(data):
-            data[at] = value
-    start = draw(st.integers(0, len(data))) if draw(st.booleans()) else 0
-    segment = draw(st.just(size + 9) | st.integers(1, 40))
-    return bytes(data), start, len(data), segment
-
-
-@only_native
-@settings(max_examples=300)
-@given(buffer=buffers(), total=st.booleans())
-@example(buffer=(b"", 0, 0, 1), total=False)
-def test_native_scans_equal_pure_scans(buffer: tuple[bytes, int, int, int], total: bool) -> None:
-    data, *bounds = buffer
-    for kind in (bytes, bytearray, memoryview):
-        assert native.scan_pushes(kind(data), *bounds, total) == pure.scan_pushes(kind(data), *bounds, total)
-        assert native.scan_delivers(kind(data), *bounds) == pure.scan_delivers(kind(data), *bounds)
+    expected = cut([9 + len(each) for each in payloads], size, most)
+    for kernel in (pure, native or pure):
+        assert kernel.cut_trains(column(*map(len, payloads)), size, most) == expected
 
 
 @only_native
 @given(
     first=st.integers(1, 9) | st.integers(pure.LAST_SEQ - 80, pure.LAST_SEQ - 70) | st.integers(2**32 - 9, 2**32),
     payloads=payloads,
-    most=st.integers(1, 70),
-    size=st.integers(1, 400),
 )
-def test_native_encoders_equal_pure_encoders(first: int, payloads: list[bytes], most: int, size: int) -> None:
+def test_native_encoders_equal_pure_encoders(first: int, payloads: list[bytes]) -> None:
     lengths, payload = column(*map(len, payloads)), b"".join(payloads)
     # A column may begin at any address.
     shifted = memoryview(b"x" + lengths)[1:]
     assert native.encode_delivers(first, shifted, payload) == pure.encode_delivers(first, lengths, payload)
     assert native.encode_pushes(shifted, payload) == pure.encode_pushes(lengths, payload)
-    assert native.cut_trains(shifted, size, most) == pure.cut_trains(lengths, size, most)
+    assert native.cut_trains(shifted, 400, 9) == pure.cut_trains(lengths, 400, 9)

@@ -43,37 +43,46 @@ def test_frames_match_their_golden_bytes(kernel: ModuleType) -> None:
     assert kernel.frames(255, 0xFFFFFFFF, column(0), b"") == b"\xffJ" + b"\xff" * 4 + bytes(4)
 
 
-def test_sequences_that_roll_over_repeat_or_jump_are_a_column(kernel: ModuleType) -> None:
-    for sequences in [(0xFFFFFFFF, 0), (5, 5), (1, 3), (9, 1), (0xFFFFFFFE, 0xFFFFFFFF, 0, 1)]:
-        data = b"".join(json_frame(sequence, b"x") for sequence in sequences)
-        end, count, said, last, *_ = kernel.scan(data, 0, TWO, ALL, ALL, 99)
-        assert (end, count, said, last) == (len(data), len(sequences), wide(*sequences), sequences[-1])
+#: Bytes at which scan() stops, if version 2 is wanted and documents have 20 bytes at most.
+OTHER = [
+    json_frame(3, b"v", b"1"),
+    b"2D" + json_frame(3, b"v")[2:],
+    json_frame(3, bytes(21)),
+    json_frame(3, b"cut")[:-1],
+    json_frame(3, b"")[:9],
+    b"2J" + b"\xff" * 8,
+    b"",
+]
+SENT = st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 0xFFFFFFFE, 0xFFFFFFFF]), st.binary(max_size=20)), max_size=8)
 
 
-def test_scan_ends_before_other_frames(kernel: ModuleType) -> None:
-    good = json_frame(1, b"ok") + json_frame(2, b"fine")
-    others = [
-        json_frame(3, b"v", b"1"),
-        b"2D" + json_frame(3, b"v")[2:],
-        json_frame(3, b"longer"),
-        json_frame(3, b"cut")[:-1],
-        json_frame(3, b"")[:9],
-        b"2J" + b"\xff" * 8,
-        b"",
-    ]
-    for other in others:
-        assert kernel.scan(good + other, 0, TWO, 4, ALL, 9) == (len(good), 2, 1, 2, column(2, 4), b"okfine"), other
-        assert kernel.scan(good + other, len(good), TWO, 4, ALL, 9)[:2] == (len(good), 0), other
-    assert kernel.scan(bytearray(b"??" + good), 2, TWO, 4, ALL, 9)[0] == len(good) + 2
-    assert kernel.scan(b"", 0, TWO, 4, ALL, 9) == (0, 0, 0, 0, b"", b"")
-
-
-def test_scan_is_bounded_but_never_empty(kernel: ModuleType) -> None:
-    data = json_frame(1, b"aaaa") + json_frame(2, b"bb") + json_frame(3, b"c")
-    assert kernel.scan(data, 0, TWO, ALL, 3, 9)[1] == 1
-    assert kernel.scan(data, 0, TWO, ALL, 6, 9)[1] == 2
-    assert kernel.scan(data, 0, TWO, ALL, ALL, 2)[1] == 2
-    assert kernel.scan(data, 0, TWO, ALL, ALL, 0)[1] == 0
+@given(
+    SENT | st.integers(0, 1 << 31).map(lambda n: [(n, b"a"), (n + 1, b"")]),
+    st.sampled_from(OTHER),
+    st.binary(max_size=2),
+    st.sampled_from([0, 1, 19, 20, 21, ALL]),
+    st.integers(0, 9),
+)
+@settings(max_examples=500, deadline=None)
+def test_frames_are_scanned_as_a_model_of_single_frames_says(
+    sent: list[tuple[int, bytes]], other: bytes, before: bytes, most: int, most_count: int
+) -> None:
+    taken: list[tuple[int, bytes]] = []
+    for sequence, document in sent[:most_count]:
+        if taken and sum(len(each) for _, each in taken) + len(document) > most:
+            break
+        taken.append((sequence, document))
+    numbers = [sequence for sequence, _ in taken]
+    consecutive = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+    lengths, payload = column(*(len(each) for _, each in taken)), b"".join(each for _, each in taken)
+    said = wide(*numbers) if not consecutive else numbers[0] if numbers else 0
+    end = len(before) + sum(len(json_frame(*each)) for each in taken)
+    wire = before + b"".join(json_frame(*each) for each in sent) + other
+    for kernel, kind in product((pure, native or pure), (bytes, bytearray)):
+        found = kernel.scan(kind(wire), len(before), TWO, 20, most, most_count)
+        assert found == (end, len(taken), said, numbers[-1] if numbers else 0, lengths, payload)
+        if taken and consecutive:
+            assert kernel.frames(TWO, numbers[0], lengths, payload) == wire[len(before) : end]
 
 
 @pytest.mark.parametrize(
