@@ -56,7 +56,7 @@ BOUNDARIES = {
     ),
     "lumberjack.max_frame": "tests/conformance/test_lumberjack_limits.py::test_an_event_may_be_as_large_as_the_limit",
     "relink.max_payload": "tests/protocols/relink/test_link_limits.py::test_message_size_limit_is_inclusive",
-    "relink.retention": "tests/protocols/relink/test_server.py::test_detached_links_expire",
+    "relink.retention": "tests/protocols/relink/test_registry.py::test_links_are_kept_and_displaced_as_a_model_says",
     "relink.window": ("tests/protocols/relink/test_link_limits.py::test_subscriber_gets_at_most_a_window_of_messages"),
     "server.keys_kept": (
         "tests/broker/test_once.py::test_a_key_older_than_the_limit_is_forgotten_before_keys_of_small_holders"

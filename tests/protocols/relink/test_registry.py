@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from twisted.internet.defer import fail
 
@@ -17,7 +19,7 @@ from fyrehose.net.turns import STEPS, SteppedWork
 from fyrehose.protocols.relink import registry as module
 from fyrehose.protocols.relink.frames import Op
 from fyrehose.protocols.relink.link import CHANNEL_MEMORY
-from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, pack
+from fyrehose.protocols.relink.linklog import SOURCE, RecordKind, name_of, pack
 
 STREAM = ".relink/x"
 
@@ -82,21 +84,6 @@ def test_a_stream_of_links_that_cannot_be_read_loses_the_links(
     assert again.link.epoch == server.now
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_used_link_is_kept_for_the_option_retention(make_server: Any, restarted: bool) -> None:
-    server = make_server(retention="40")
-    server.used(b"x").leave()
-    if restarted:
-        server.restart()
-    server.clock.pump([1.0] * 39)
-    assert len(server.registry.entries) == 1
-    server.clock.advance(1)
-    assert not server.registry.entries
-    assert server.count("links-expired") == 1
-    server.restart()
-    assert not server.registry.entries, "that was written"
-
-
 def test_a_clock_of_the_reactor_that_is_ten_years_off_discards_no_link(make_server: Any) -> None:
     server = make_server(retention="40")
     server.used(b"x").leave()
@@ -118,19 +105,6 @@ def test_the_end_of_a_link_is_written_once(make_server: Any) -> None:
         server.registry.forget(entry, lambda: told.append(None))
     assert server.journal.ends()[STREAM] == before + 1
     assert len(told) == 2
-
-
-def test_a_link_with_a_connection_does_not_expire(make_server: Any) -> None:
-    server = make_server(retention="40")
-    peer = server.used(b"x")
-    again = peer.reconnect()
-    for _ in range(10):
-        server.clock.pump([1.0] * 10)
-        again.talk()
-    assert server.count("links-expired") == 0
-    again.leave()
-    server.clock.pump([1.0] * 39)
-    assert server.linked(old=peer.link).events[0].resumed, "its time begins when the connection ends"
 
 
 def test_too_many_undecided_messages_fail_the_oldest_transaction_of_the_network_with_the_most(
@@ -227,24 +201,123 @@ def test_memory_of_links_is_what_the_links_of_each_network_have(make_server: Any
     assert (len(server.registry.entries), server.registry.memory.used) == (0, 0)
 
 
-@pytest.mark.parametrize("payloads", [(), (b"x",)])
-def test_resumed_link_is_not_displaced_by_new_links(make_server: Any, payloads: tuple[bytes, ...]) -> None:
-    server = make_server(max_links=2)
-    peer = server.used(*payloads)
-    again = peer.reconnect()
-    other = server.linked()
-    assert server.linked().closed
-    assert (again.closed, other.closed) == (False, False)
-    assert server.count("links-displaced") == 0
+@attrs.define(eq=False)
+class Known:
+    """One link, as a registry should know it."""
+
+    peer: Any
+    host: str
+    used: bool = False
+    here: bool = True  #: whether it has a connection
+    left: int = 0  #: which of the links without a connection came before
+    expires: float = 0.0
+    heard: float = 0.0  #: when the server last received something on its connection
 
 
-@pytest.mark.parametrize("payloads", [(), (b"x",)])
-def test_a_link_that_has_expired_makes_room_once(make_server: Any, payloads: tuple[bytes, ...]) -> None:
-    server = make_server(max_links=1, retention="5")
-    server.used(*payloads).leave()
-    server.clock.pump([1.0] * 6)
-    assert not server.linked().closed
-    assert server.linked().closed
+class LinksHistory:
+    """Makes, uses, leaves and resumes links at random, lets time pass, and restarts the server.
+
+    A link that was never used is kept for a thirtieth of the option ``retention``.
+    """
+
+    def __init__(self, make_server: Any, seed: int) -> None:
+        self.dice = Random(seed)
+        self.server = make_server(max_links=6, retention="60")
+        self.known: list[Known] = []
+        self.gone: list[Known] = []
+        self.order = 0
+
+    def step(self) -> None:
+        names = ("make", "make", "make", "use", "leave", "leave", "leave", "resume", "resume", "wait", "come_back")
+        getattr(self, self.dice.choice((*names, "restart") if self.dice.random() < 0.3 else names))()
+        names_now = {name_of(one.peer.link.epoch, one.peer.link.id) for one in self.known}
+        assert set(self.server.registry.entries) == names_now
+
+    def among(self, here: bool) -> list[Known]:
+        return [one for one in self.known if one.here is here]
+
+    def away(self, one: Known) -> None:
+        self.order += 1
+        one.here, one.left = False, self.order
+        one.expires = self.server.clock.seconds() + (60 if one.used else 2)
+
+    def make(self) -> None:
+        host = self.dice.choice(("10.0.0.1", "10.0.0.2", "192.0.2.7"))
+        before, idle = set(self.server.registry.entries), self.among(here=False)
+        peer = self.server.linked(host=host)
+        missing = before - set(self.server.registry.entries)
+        if len(self.known) < 6:
+            assert not missing, "there is room"
+        elif not idle:
+            assert peer.closed, "every link has a connection"
+            assert self.server.count("too-many-links")
+            return
+        else:
+            unused = [one for one in idle if not one.used] or idle
+            (displaced,) = [one for one in unused if name_of(one.peer.link.epoch, one.peer.link.id) in missing]
+            counts = Counter(one.host for one in unused)
+            assert counts[displaced.host] == max(counts.values()), "the network that has the most loses one"
+            assert all(displaced.left <= one.left for one in unused if one.host == displaced.host), "its oldest one"
+            assert self.server.count("links-displaced")
+            self.forget(displaced)
+        self.known.append(Known(peer, host, heard=self.server.clock.seconds()))
+
+    def forget(self, one: Known) -> None:
+        self.known.remove(one)
+        self.gone.append(one)
+
+    def use(self) -> None:
+        for one in self.among(here=True)[:1]:
+            one.peer.publish(b"x")
+            one.used, one.heard = True, self.server.clock.seconds()
+
+    def leave(self) -> None:
+        for one in self.dice.sample(self.among(here=True), k=min(1, len(self.among(here=True)))):
+            one.peer.leave()
+            self.away(one)
+
+    def resume(self) -> None:
+        for one in self.dice.sample(self.among(here=False), k=min(1, len(self.among(here=False)))):
+            one.host, one.here = self.dice.choice(("10.0.0.1", "192.0.2.7")), True
+            one.peer = self.server.linked(old=one.peer.link, host=one.host)
+            assert one.peer.events[0].resumed
+            one.used, one.heard = True, self.server.clock.seconds()  # resume is a packet
+
+    def come_back(self) -> None:
+        """Ask for a link that is lost: the peer gets a new one, if there is room without displacing another."""
+        if self.gone and len(self.known) < 6:
+            lost = self.gone.pop()
+            again = self.server.linked(old=lost.peer.link, host=lost.host)
+            assert not again.events[0].resumed
+            self.known.append(Known(again, lost.host, heard=self.server.clock.seconds()))
+
+    def wait(self) -> None:
+        for _ in range(self.dice.choice((1, 1, 2, 29, 30))):
+            self.server.clock.advance(1)
+            for one in self.among(here=True):
+                one.peer.talk()
+                if self.server.clock.seconds() - one.heard >= 15:  # it was asked by a ping, and its answer is a packet
+                    one.used, one.heard = True, self.server.clock.seconds()
+        for one in self.among(here=False):
+            if one.expires <= self.server.clock.seconds():
+                assert self.server.count("links-expired")
+                self.forget(one)
+
+    def restart(self) -> None:
+        for one in self.among(here=True):
+            one.peer.leave()
+            self.away(one)
+        self.server.restart()
+        for at, one in enumerate(self.known):
+            one.host, one.used = "", True  # they count for no network, and have been used as far as is known
+            one.left, one.expires = self.order + at, self.server.clock.seconds() + 60
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_links_are_kept_and_displaced_as_a_model_says(make_server: Any, seed: int) -> None:
+    history = LinksHistory(make_server, seed)
+    for _ in range(120):
+        history.step()
 
 
 def test_no_checkpoint_is_written_before_one_is_due(make_server: Any) -> None:

@@ -362,20 +362,6 @@ def test_slow_handshake_times_out(make_server: Any) -> None:
     assert server.count("handshake-timeout") == 1
 
 
-def test_detached_links_expire(make_server: Any) -> None:
-    server = make_server()
-    unused, used = server.linked(), server.linked()
-    used.publish(b"x")
-    unused.leave()
-    used.leave()
-    server.clock.advance(10)
-    assert len(server.registry.entries) == 1
-    server.clock.pump([1.0] * 290)
-    assert not server.registry.entries
-    server.restart()
-    assert not server.registry.entries
-
-
 @pytest.mark.slow
 def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
     """Many clients behind one NAT lose their connections together, or in an orderly stop and restart."""
@@ -391,39 +377,6 @@ def test_one_address_can_resume_a_thousand_links(make_server: Any) -> None:
     assert server.count("links-displaced") == 0
 
 
-@pytest.mark.parametrize(("links", "displaced"), [(9, 0), (10, 0), (11, 1)])
-def test_full_listener_displaces_links_of_the_address_with_the_most(
-    make_server: Any, links: int, displaced: int
-) -> None:
-    """The address with fewer links keeps all of them when the limit of links is reached and exceeded."""
-    server = make_server(max_links=10)
-
-    def left(host: str) -> Any:
-        peer = server.used(b"x", host=host)
-        peer.leave()
-        return peer
-
-    honest = [left("10.0.0.1") for _ in range(4)]
-    greedy = [left("10.0.0.2") for _ in range(links - 4)]
-    assert server.count("links-displaced") == displaced
-    assert len(server.registry.entries) == links - displaced
-    assert all(server.linked(old=peer.link, host="10.0.0.1").events[0].resumed for peer in honest)
-    assert all(server.linked(old=peer.link, host="10.0.0.2").events[0].resumed for peer in greedy[displaced:])
-    assert server.count("links-displaced") == displaced, "only the oldest link was displaced"
-
-
-def test_full_listener_displaces_unused_links_first(make_server: Any) -> None:
-    server = make_server(max_links=4)
-    used = [server.linked() for _ in range(3)]
-    for peer in used:
-        peer.publish(b"x")
-        peer.leave()
-    server.linked(host="10.0.0.2").leave()
-    server.linked(host="10.0.0.2").leave()
-    assert server.count("links-displaced") == 1
-    assert all(server.linked(old=peer.link).events[0].resumed for peer in used)
-
-
 def test_link_of_an_idle_subscriber_is_kept(make_server: Any) -> None:
     """A subscriber without records that has answered a ping keeps its link in an outage of four minutes."""
     server = make_server()
@@ -435,19 +388,6 @@ def test_link_of_an_idle_subscriber_is_kept(make_server: Any) -> None:
     assert again.events[0].resumed
     (received,) = (event for event in again.events if isinstance(event, events.Received))
     assert list(received.messages) == [(b"while it was away",)]
-
-
-def test_number_of_links_is_limited(make_server: Any) -> None:
-    server = make_server(max_links=2)
-    first, second = server.linked(), server.linked()
-    refused = server.connect()
-    refused.talk()
-    assert refused.closed
-    assert server.count("too-many-links") == 1
-    first.leave()
-    third = server.linked()
-    assert third.events, "the link without a connection was displaced"
-    assert not second.closed
 
 
 def test_many_peers_with_lost_links_get_new_links(make_server: Any) -> None:
