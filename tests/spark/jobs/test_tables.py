@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import duckdb
@@ -18,8 +21,9 @@ import pytest
 from deltalake import DeltaTable
 
 from fyrehose.errors import ConfigError, ExpectationFailed, JournalCorrupt, JournalLocked, JournalUnreachable
-from fyrehose.protocols.lumberjack.columns import LAST_PART, PART
-from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.protocols.lumberjack.columns import LAST_PART
+from fyrehose.protocols.lumberjack.columns import PART as PART_OF_EVENT
+from fyrehose.records import MAX_PAYLOAD, Record, Run
 from fyrehose.spark.jobs import tables as job
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import delete, optimize
@@ -27,6 +31,7 @@ from fyrehose.spark.jobs.tables import TableState, fill_tables, opened
 from fyrehose.spark.lake import Lake
 from fyrehose.spark.typed import extraction, writing
 from fyrehose.spark.typed.config import TablesConfig, read_config
+from fyrehose.spark.typed.writing import PART
 from tests.doubles.deltavectors import delete_rows
 
 Opener = Callable[..., Any]
@@ -90,61 +95,202 @@ def run_with(config: TablesConfig, spark: Any = None, **attributes: Any) -> dict
         return {state.name: state for state in it.states()}
 
 
-def test_events_become_rows_with_lineage_and_day(written: Opener) -> None:
-    journal = written()
-    journal.append(beats(request(0, 200), b"no JSON", request(-5, "odd")), beats(event(0), stream="other"))
-    journal.append(beats(request(1, 404, extra=1), event(2), stream="web.two"))
-    config = config_of(journal)
-    done = run(config)["requests"]
-    assert rows(config) == [
-        {
-            "_stream": stream,
-            "_seq": seq,
-            "_time": time,
+EXPECTATIONS = """
+[tables.requests.expectations]
+known = { check = "100 <= status < 600", action = "drop" }
+odd = { check = "status != 999", action = "quarantine" }
+named = { check = "host != 'unknown'" }
+"""
+AGGREGATES = """
+[aggregates.minutes]
+table = "requests"
+window = "1m"
+by = ["status"]
+columns = { requests = "count", hosts = "count", slowest = "max(ms)", total = "sum(ms)", middle = "mean(ms)" }
+
+[aggregates.errors]
+table = "requests"
+window = "1h"
+where = "status >= 500"
+columns = { errors = "count", first = "min(host)" }
+"""
+
+
+def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
+    data = duckdb.from_arrow(DeltaTable(f"{config.output}/requests").to_pyarrow_dataset())
+    found = data.query(
+        "data",
+        "select date_trunc('minute', event_time) as w, status, count(*), count(*), max(ms), sum(ms), avg(ms), "
+        "cast(date_trunc('minute', event_time) at time zone 'UTC' as date) "
+        "from data group by all order by all",
+    )
+    assert found is not None
+    return list(found.fetchall())
+
+
+def minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in rows(config, "minutes")]
+
+
+@contextmanager
+def fault(number: int, before: bool, error: BaseException) -> Iterator[None]:
+    """Let *error* end a run at its commit of a *number*, of rows or of aggregates: *before* it or after it."""
+    commit, left = Lake.commit, [number]
+
+    def failing(self: Lake, *words: Any, **more: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0 and before:
+            raise error
+        commit(self, *words, **more)
+        if left[0] == 0:
+            raise error
+
+    with patch.object(Lake, "commit", failing):
+        yield
+
+
+class Model:
+    """The tables ``requests`` and ``all`` as their configuration describes them, in plain Python."""
+
+    WITHIN = timedelta(seconds=5)
+    CONFIG = EXPECTATIONS + AGGREGATES + '[tables.all]\nstreams = "*"\n'
+    CONFIG += f'[tables.requests.deduplicate]\nkey = ["host", "id", "event_time"]\nwithin = "{WITHIN.seconds}s"\n'
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.quarantine: list[tuple[Any, ...]] = []
+        self.counts: Counter[str] = Counter()
+
+    def fill(self, records: Sequence[Record], sized: bool) -> None:
+        """Take new records; *sized*: whether the column ``size`` is declared."""
+        for record in records:
+            if not record.stream.startswith("web"):
+                continue
+            row = self.row(record, sized)
+            failed = self.failed(row)
+            self.counts.update(f"failed/{name}" for name in failed)
+            if "odd" in failed:
+                self.counts["quarantined"] += 1
+                self.quarantine.append((record.stream, record.seq, "odd", record.payload))
+            elif "known" in failed:
+                self.counts["dropped"] += 1
+            elif row["id"] is not None and any(
+                all(row[name] == each[name] for name in ("host", "id", "event_time"))
+                and each["_time"] >= row["_time"] - self.WITHIN
+                for each in self.rows
+            ):
+                self.counts["duplicates"] += 1
+            else:
+                self.rows.append(row)
+                self.counts["rows"] += 1
+                self.counts["rescued"] += row["rescued"] is not None
+
+    def row(self, record: Record, sized: bool) -> dict[str, Any]:
+        """Return the row of a record, before it is judged."""
+        accepted = datetime.fromtimestamp(record.time / 1_000_000, UTC)
+        fields = json.loads(record.payload) if record.payload.startswith(b"{") else {}
+        at = datetime.fromisoformat(fields["@timestamp"]) if fields else accepted
+        own = {name: fields.get(name) for name in ("status", "id", "ms")}
+        misfits = [name for name, value in own.items() if type(value) not in (int, type(None))]
+        return {
+            "_stream": record.stream,
+            "_seq": record.seq,
+            "_time": accepted,
             "event_time": at,
-            "host": host,
-            "status": status,
-            "rescued": rescued,
-            "date": NOON.date(),
-            "extra": extra,
+            "host": fields.get("host", {}).get("name", "unknown"),
+            **{name: None if name in misfits else value for name, value in own.items()},
+            "rescued": record.payload if misfits or not fields else None,
+            "date": accepted.date(),
+            "size": fields.get("size") if sized else None,
         }
-        for stream, seq, time, at, host, status, rescued, extra in [
-            ("web", 1, NOON, NOON, "a", 200, None, None),
-            ("web", 2, NOON, NOON, "unknown", None, b"no JSON", None),
-            ("web", 3, NOON, NOON - timedelta(seconds=5), "a", None, request(-5, "odd"), None),
-            *(
-                ("web.two", 1, NOON + timedelta(seconds=1), NOON + timedelta(seconds=1), "a", 404, None, 1),
-                ("web.two", 2, NOON + timedelta(seconds=1), NOON + timedelta(seconds=2), "unknown", None, None, None),
-            ),
-        ]
-    ]
-    assert (done.rows, done.counts) == (5, {"rows": 5, "rescued": 2})
+
+    @staticmethod
+    def failed(row: dict[str, Any]) -> list[str]:
+        """Return the expectations that a row does not meet; null meets none."""
+        status = row["status"]
+        met = {
+            "known": status is not None and 100 <= status < 600,
+            "odd": status not in (None, 999),
+            "named": row["host"] != "unknown",
+        }
+        return [name for name, does in met.items() if not does]
+
+    def backfill(self, records: Sequence[Record], start: datetime, end: datetime) -> int:
+        """Extract the column ``size`` of rows that were accepted in a range; return their number."""
+        sizes = {(each.stream, each.seq): self.row(each, True)["size"] for each in records}
+        chosen = [row for row in self.rows if start <= row["_time"] < end]
+        for row in chosen:
+            row["size"] = sizes[row["_stream"], row["_seq"]]
+        return len(chosen)
 
 
-def test_next_run_continues_and_an_idle_one_commits_nothing(written: Opener) -> None:
-    journal = written()
-    journal.append(beats(request(0, 200)))
-    config = config_of(journal)
-    assert run(config)["requests"].rows == 1
-    journal.append(beats(request(1, 201), request(2, 202)))
-    assert run(config)["requests"].rows == 2
-    version = DeltaTable(f"{config.output}/requests").version()
-    assert run(config)["requests"] == TableState(name="requests", rows=0, counts={"rows": 3})
-    assert DeltaTable(f"{config.output}/requests").version() == version
-    assert column(config, "status") == [200, 201, 202]
+def random_event(dice: Random, stream: str) -> bytes:
+    """Return an event of a client that sends some of them again, some late, and some that are none."""
+    if dice.random() < 0.1:
+        return b"no JSON"
+    fields: dict[str, Any] = {"ms": dice.choice((1, 2, 3, 2.5)), "size": dice.randrange(99)}
+    if dice.random() < 0.9:
+        fields |= {"status": dice.choice((200, 200, 200, 500, 700, 999, "odd"))}
+    if dice.random() < 0.9:
+        fields |= {"id": dice.randrange(2) + 100 * len(stream), "host": {"name": dice.choice("ab")}}
+    return event(dice.choice((0, 0, 0, 0, 0, 40, -7200)), **fields)
 
 
-def test_rounds_of_any_size_give_the_same_table(written: Opener) -> None:
-    journal = written()
-    for number in range(30):
-        journal.append(beats(*(request(number, number, each=each) for each in range(number % 4 + 1))))
-    config = config_of(journal)
-    run(config, round_bytes=700)
-    small = rows(config)
-    whole = attrs.evolve(config, output=f"{config.output}2")
-    run(whole)
-    assert small == rows(whole)
-    assert DeltaTable(f"{config.output}/requests").version() > DeltaTable(f"{whole.output}/requests").version()
+def test_tables_equal_a_model_whatever_interrupts_their_runs(written: Opener) -> None:
+    """Rounds of any size are killed before and after commits, files are merged, and ranges are filled again."""
+    journal, dice, model, taken, happened = written(), Random(8), Model(), 0, Counter[str]()
+    config = config_of(journal, Model.CONFIG, columns='id = "long"\nms = "long"', more='new_fields = "ignore"')
+    for turn in range(24):
+        if turn == 10:
+            columns = 'id = "long"\nms = "long"\nsize = "long"'
+            config = config_of(journal, Model.CONFIG, columns=columns, more='new_fields = "ignore"')
+        for _ in range(dice.randint(0, 3)):
+            streams = dice.sample(("web", "web.two", "other"), dice.randint(1, 3))
+            journal.append(
+                *(beats(*(random_event(dice, s) for _ in range(dice.randint(1, 3))), stream=s) for s in streams)
+            )
+        limits = {"round_bytes": dice.choice((1, 700, 1 << 30)), "part": dice.choice((500, PART))}
+        if dice.random() < 0.5:
+            try:
+                with fault(dice.randint(1, 9), dice.random() < 0.5, KeyboardInterrupt()):
+                    run_with(config, **limits)
+            except KeyboardInterrupt:
+                happened["killed"] += 1
+        with opened(None, config, merge_from=2, **limits) as it:
+            it.run(False, 10.0, lambda done, view: None, lambda: False)
+            model.fill(journal.records[taken:], turn >= 10)
+            taken = len(journal.records)
+            if dice.random() < 0.2:
+                it.optimize()
+                files = {str(lake): lake.totals()[0] for lake in it.lakes()}
+                assert max(files.values()) == 1, f"{files} were not merged"
+                happened["merged"] += 1
+            if turn >= 10 and dice.random() < 0.4:
+                start, end = (NOON + timedelta(seconds=dice.randint(-1, 40)) for _ in range(2))
+                filled = it.backfill("requests", start, max(start, end))
+                assert filled.rows == model.backfill(journal.records, start, max(start, end))
+                happened["backfilled"] += filled.rows > 0
+        expected = sorted(model.rows, key=lambda row: (row["_stream"], row["_seq"]))
+        found = rows(config)
+        if turn < 10:
+            expected = [{name: value for name, value in row.items() if name != "size"} for row in expected]
+        assert found == expected, f"other rows in turn {turn}"
+        counts = {state.name: state.counts for state in it.states()}
+        assert counts["requests"] == +model.counts
+        names = ("_stream", "_seq", "expectations", "rescued")
+        assert [tuple(row[name] for name in names) for row in rows(config, "requests_quarantine")] == sorted(
+            model.quarantine
+        )
+        everything = sorted((row["_stream"], row["_seq"]) for row in rows(config, "all"))
+        assert everything == sorted((record.stream, record.seq) for record in journal.records)
+        assert minutes(config) == expected_minutes(config)
+        errors = rows(config, "errors")
+        assert sum(row["errors"] for row in errors) == sum((row["status"] or 0) >= 500 for row in model.rows)
+    versions = {name: DeltaTable(f"{config.output}/{name}").version() for name in counts}
+    assert {name: state.rows for name, state in run(config).items()} == dict.fromkeys(versions, 0), "nothing is new"
+    assert versions == {name: DeltaTable(f"{config.output}/{name}").version() for name in counts}, "nothing changes"
+    happened.update(+model.counts)
+    assert not {"killed", "merged", "backfilled", "duplicates", "rescued", "dropped", "quarantined"} - happened.keys()
 
 
 def test_streams_without_rows_leave_their_tables_alone_until_the_end(written: Opener) -> None:
@@ -175,40 +321,33 @@ def test_new_field_becomes_a_column_of_a_later_round(written: Opener) -> None:
     assert column(config, "tags") == [None, '["x"]']
 
 
-def test_type_of_an_inferred_column_is_widened_for_all_rows_of_the_table(written: Opener) -> None:
+LARGE = (1 << 53) + 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "limit", "expected"),
+    [
+        ([1, 2], [2.5, "slow"], {}, [1.0, 2.0, 2.5, None]),
+        ([LARGE], [2.5, 3], {}, [LARGE, None, 3]),  # the wider type would lose digits
+        ([1], [2.5, 3], {"widen_below": 1}, [1, None, 3]),  # the table is too large
+    ],
+)
+def test_type_of_an_inferred_column_is_widened_unless_that_loses_digits_or_takes_long(
+    written: Opener, first: list[Any], then: list[Any], limit: dict[str, Any], expected: list[Any]
+) -> None:
     journal = written()
-    journal.append(beats(request(0, 200, ms=1), request(1, 200, ms=2)))
     config = config_of(journal)
-    run(config)
-    journal.append(beats(request(2, 200, ms=2.5), request(3, 200, ms="slow")))
-    run(config)
-    assert column(config, "ms") == [1.0, 2.0, 2.5, None]
-    assert column(config, "rescued") == [None, None, None, request(3, 200, ms="slow")]
-    assert DeltaTable(f"{config.output}/requests").schema().to_arrow().field("ms").type == pa.float64()
-    assert [row["status"] for row in rows(config)] == [200] * 4
+    events = [request(number, 200, ms=ms) for number, ms in enumerate(first + then)]
+    for some in (events[: len(first)], events[len(first) :]):
+        journal.append(beats(*some))
+        done = run_with(config, **limit)
+    assert done["requests"].counts == {"rows": len(events), "rescued": 1}
+    assert [(row["ms"], row["rescued"], row["status"]) for row in rows(config)] == [
+        (value, event if value is None else None, 200) for value, event in zip(expected, events, strict=True)
+    ]
+    kind = _type(DeltaTable(f"{config.output}/requests"), "ms")
+    assert kind == ("double" if type(expected[0]) is float else "long")
     assert run(config)["requests"].rows == 0
-
-
-def test_column_that_would_lose_digits_is_not_widened(written: Opener) -> None:
-    journal = written()
-    large = (1 << 53) + 1
-    journal.append(beats(request(0, 200, ms=large)))
-    config = config_of(journal)
-    run(config)
-    journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
-    assert run(config)["requests"].counts == {"rows": 3, "rescued": 1}
-    assert column(config, "ms") == [large, None, 3]
-
-
-def test_column_of_a_large_table_is_not_widened(written: Opener) -> None:
-    journal = written()
-    journal.append(beats(request(0, 200, ms=1)))
-    config = config_of(journal)
-    run(config)
-    journal.append(beats(request(1, 200, ms=2.5), request(2, 200, ms=3)))
-    run_with(config, widen_below=1)
-    assert column(config, "ms") == [1, None, 3]
-    assert [rescued is None for rescued in column(config, "rescued")] == [True, False, True]
 
 
 def test_tasks_of_a_round_agree_on_types(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,41 +383,6 @@ def test_number_of_columns_is_limited(written: Opener, monkeypatch: pytest.Monke
     assert [row["rescued"] is None for row in found] == [True, True, False, False, False, False]
 
 
-EXPECTATIONS = """
-[tables.requests.expectations]
-known = { check = "100 <= status < 600", action = "drop" }
-odd = { check = "status != 999", action = "quarantine" }
-named = { check = "host != 'unknown'" }
-"""
-
-
-def test_expectations_count_drop_and_quarantine(written: Opener) -> None:
-    journal = written()
-    journal.append(beats(request(0, 200), request(1, 999), request(2, 700), event(3), event(4, status=404)))
-    config = config_of(journal, EXPECTATIONS)
-    done = run(config)
-    assert column(config, "_seq") == [1, 5]
-    assert done["requests"].counts == {
-        "rows": 2,
-        "dropped": 1,
-        "quarantined": 2,
-        "failed/known": 3,
-        "failed/odd": 2,
-        "failed/named": 2,
-    }
-    (first, second) = rows(config, "requests_quarantine")
-    assert (first["_stream"], first["_seq"], first["expectations"], first["rescued"]) == (
-        "web",
-        2,
-        "odd",
-        request(1, 999),
-    )
-    assert (second["_seq"], second["expectations"], second["rescued"]) == (4, "odd", event(3))
-    journal.append(beats(request(0, 700)))
-    assert run(config)["requests"].counts["dropped"] == 2, "counts are those of all runs"
-    assert column(config, "_seq") == [1, 5]
-
-
 def test_expectation_that_must_be_met_stops_the_run_before_its_round(written: Opener) -> None:
     journal = written()
     config = config_of(journal, '[tables.requests.expectations]\nok = { check = "status < 600", action = "fail" }\n')
@@ -292,149 +396,12 @@ def test_expectation_that_must_be_met_stops_the_run_before_its_round(written: Op
     assert column(config, "_seq") == [1]
 
 
-def test_event_sent_again_is_left_out_also_in_a_later_run(written: Opener) -> None:
-    journal = written()
-    text = '[tables.requests.deduplicate]\nkey = ["host", "status", "event_time"]\nwithin = "10s"\n'
-    config = config_of(journal, text)
-    journal.append(beats(request(0, 1), request(0, 2), request(0, 1)))
-    assert run(config)["requests"].counts == {"rows": 2, "duplicates": 1}
-    journal.append(beats(request(0, 2), request(0, 3), b"no key", b"no key"))
-    assert run(config)["requests"].counts == {"rows": 5, "duplicates": 2, "rescued": 2}
-    for _ in range(12):
-        journal.append(beats(request(0, 4), stream="other"))
-    journal.append(beats(request(0, 2)))
-    run(config, round_bytes=1)
-    assert column(config, "_seq") == [1, 2, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("size", [1, 700, 1 << 30])
-def test_repetitions_do_not_depend_on_the_size_of_rounds(written: Opener, size: int) -> None:
-    journal = written()
-    config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "5s"\n', columns='id = "long"')
-    expected, seen = [], dict[int, int]()
-    for second in range(40):
-        batch = [(second * 3 + each) * 7 % 13 for each in range(3)]
-        journal.append(beats(*(event(0, id=each) for each in batch)))
-        for each in batch:
-            seq = len(journal.records) - 3 + batch.index(each) + 1
-            if each not in seen or seen[each] < second - 5:
-                seen[each] = second
-                expected.append(seq)
-    run(config, round_bytes=size)
-    assert column(config, "_seq") == expected
-    assert 0 < len(expected) < 120
-
-
-AGGREGATES = """
-[aggregates.minutes]
-table = "requests"
-window = "1m"
-by = ["status"]
-columns = { requests = "count", hosts = "count", slowest = "max(ms)", total = "sum(ms)", middle = "mean(ms)" }
-
-[aggregates.errors]
-table = "requests"
-window = "1h"
-where = "status >= 500"
-columns = { errors = "count", first = "min(host)" }
-"""
-
-
-def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
-    data = duckdb.from_arrow(DeltaTable(f"{config.output}/requests").to_pyarrow_dataset())
-    found = data.query(
-        "data",
-        "select date_trunc('minute', event_time) as w, status, count(*), count(*), max(ms), sum(ms), avg(ms), "
-        "cast(date_trunc('minute', event_time) at time zone 'UTC' as date) "
-        "from data group by all order by all",
-    )
-    assert found is not None
-    return list(found.fetchall())
-
-
-def test_aggregates_equal_a_query_even_for_late_events(written: Opener) -> None:
-    journal = written()
-    config = config_of(journal, AGGREGATES, columns='ms = "long"', more='new_fields = "ignore"')
-    for number in range(6):
-        late = -7200 if number == 4 else 0
-        journal.append(
-            beats(*(request(number * 40 + late + each, (200, 500, "odd")[each], ms=number) for each in range(3)))
-        )
-        run(config, round_bytes=1 if number % 2 else 1 << 30)
-        minutes = [tuple(row.values()) for row in rows(config, "minutes")]
-        assert minutes == expected_minutes(config)
-    errors = rows(config, "errors")
-    assert sum(row["errors"] for row in errors) == 6
-    assert {row["first"] for row in errors} == {"a"}
-    assert len(errors) == 2
-    assert run(config)["minutes"].rows == 0
-
-
-def test_aggregate_continues_after_a_kill_between_table_and_aggregate(
-    written: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    journal = written()
-    config = config_of(journal, AGGREGATES, columns='ms = "long"')
-    journal.append(beats(request(0, 200, ms=1)))
-    run(config)
-    journal.append(beats(request(0, 200, ms=2), request(70, 200, ms=3)))
-    with monkeypatch.context() as patch:
-        patch.setattr(job.TablesRun, "idle", _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(config)
-    assert [tuple(row.values()) for row in rows(config, "minutes")] != expected_minutes(config)
-    run(config)
-    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
-
-
-def _interrupt(*words: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def test_aggregate_of_another_definition_is_refused(written: Opener) -> None:
     journal = written()
     journal.append(beats(request(0, 200)))
     run(config_of(journal, AGGREGATES, columns='ms = "long"'))
     with pytest.raises(ConfigError, match="minutes was made by another definition"):
         run(config_of(journal, AGGREGATES.replace('"1m"', '"2m"'), columns='ms = "long"'))
-
-
-def test_each_event_is_stored_once_if_the_run_is_killed_after_any_commit(
-    written: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run is interrupted before each commit that it makes, and the next one completes what it began."""
-    journal = written()
-    text = EXPECTATIONS + AGGREGATES + '[tables.all]\nstreams = "*"\n'
-    text += '[tables.requests.deduplicate]\nkey = ["status", "id"]\nwithin = "1h"\n'
-    config = config_of(journal, text, columns='ms = "long"\nid = "long"')
-    commit, number, commits = Lake.commit, 0, 1
-    while commits > 0:
-        journal.append(
-            beats(request(number, 200, id=number, ms=1), request(number, 200, id=number, ms=1), request(0, 999)),
-            beats(event(number, **{f"new{number}": number + (0.5 if number == 3 else 0)}), stream="other"),
-        )
-        left = [number]
-
-        def limited(self: Lake, *words: Any, left: list[int] = left, **more: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise KeyboardInterrupt
-            commit(self, *words, **more)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Lake, "commit", limited)
-            try:
-                run(config, round_bytes=1)
-                commits = 0
-            except KeyboardInterrupt:
-                number += 1
-    assert number > 6
-    run(config)
-    assert Counter(column(config, "_seq", "all")) == Counter(record.seq for record in journal.records)
-    assert len(rows(config, "all")) == len(journal.records)
-    assert column(config, "id") == list(range(number + 1))
-    assert column(config, "_seq", "requests_quarantine") == list(range(3, 3 * number + 4, 3))
-    assert sum(row["requests"] for row in rows(config, "minutes")) == number + 1
 
 
 def test_run_with_follow_retries_after_failures_and_stores_each_event_once(
@@ -560,7 +527,7 @@ def test_parts_of_a_large_event_are_rows_whose_payload_is_rescued(written: Opene
     config = config_of(journal)
     whole = request(0, 200).removesuffix(b"}") + b', "pad": "' + bytes(b"x" * MAX_PAYLOAD) + b'"}'
     labels: dict[str, Any] = {"source": "lumberjack", "producer": "a:1", "producer_seq": 3}
-    for payload, kind in ((whole[:MAX_PAYLOAD], PART), (whole[MAX_PAYLOAD:], LAST_PART)):
+    for payload, kind in ((whole[:MAX_PAYLOAD], PART_OF_EVENT), (whole[MAX_PAYLOAD:], LAST_PART)):
         journal.append(Run.of("web", [payload], content_type=kind, **labels))
     assert run(config)["requests"].counts == {"rows": 2, "rescued": 2}
     assert [row["_seq"] for row in rows(config)] == [1, 2]
@@ -656,36 +623,6 @@ def test_records_deleted_before_a_round_are_an_error_or_skipped_by_option(writte
     assert found[:3] == [1, 2, 3]
     assert found[3] > 4
     assert found[3:] == list(range(found[3], 41))
-
-
-def test_merging_files_does_not_change_the_rows(written: Opener) -> None:
-    journal = written()
-    config = config_of(journal, AGGREGATES, columns='ms = "long"')
-    for number in range(6):
-        journal.append(beats(request(number, 200, ms=number, **{f"f{number % 2}": 1})))
-        run(config)
-    before, minutes = rows(config), rows(config, "minutes")
-    with opened(None, config, merge_from=4) as it:
-        it.optimize()
-    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
-    assert (rows(config), rows(config, "minutes")) == (before, minutes)
-    journal.append(beats(request(7, 200, ms=7)))
-    assert run(config)["minutes"].rows == 1
-    assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
-
-
-def test_repetitions_are_recognized_after_a_merge_of_files(written: Opener) -> None:
-    journal = written()
-    config = config_of(journal, '[tables.requests.deduplicate]\nkey = "id"\nwithin = "1h"\n', columns='id = "long"')
-    for number in range(4):
-        journal.append(beats(event(0, id=number)))
-        run(config)
-    with opened(None, config, merge_from=2) as it:
-        it.optimize()
-    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
-    journal.append(beats(*(event(0, id=number) for number in range(6))))
-    assert run(config)["requests"].counts == {"rows": 6, "duplicates": 4}
-    assert column(config, "id") == list(range(6))
 
 
 def test_deleted_rows_leave_the_aggregates_and_optimize_refuses_typed_tables(written: Opener) -> None:
@@ -805,21 +742,6 @@ def test_change_data_feed_has_each_row_once(written: Opener) -> None:
     assert found["insert", 201] == 2
     run(config_of(journal))
     assert DeltaTable(f"{config.output}/requests").metadata().configuration["delta.enableChangeDataFeed"] == "false"
-
-
-def test_merged_files_have_every_row_and_column(written: Opener) -> None:
-    journal = written()
-    config = config_of(journal, KNOWN)
-    for number in range(6):
-        journal.append(beats(request(number, number if number % 2 else 999, **{f"f{number}": number})))
-        run(config)
-    before = rows(config)
-    with opened(None, config, merge_from=2) as it:
-        it.optimize()
-    assert rows(config) == before
-    assert len(DeltaTable(f"{config.output}/requests").file_uris()) == 1
-    assert len(DeltaTable(f"{config.output}/requests_expectations").file_uris()) == 1
-    assert len(rows(config, "requests_quarantine")) == 3
 
 
 def test_table_by_hours_is_widened_merged_and_filled_again(written: Opener) -> None:
