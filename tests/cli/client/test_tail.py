@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from twisted.python.failure import Failure
 
 from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.formats import text
-from fyrehose.cli.client.tail import HIGH, LOW, NamedTail, Tailing
+from fyrehose.cli.client.tail import HIGH, LOW, MOST_NAMED, NamedTail, Tailing
 from fyrehose.errors import FyrehoseError
 from fyrehose.net.clients import ConnectionFailed
 from fyrehose.records import Run
@@ -112,6 +113,98 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
     return follower
 
 
+class Expected:
+    """What a run of ``tail`` has written and said after each event, and how it ends, in plain Python."""
+
+    def __init__(self, count: int | None, idle: float | None, since: int | None) -> None:
+        self.left, self.idle, self.since = count, idle, since
+        self.connected = self.ended = False
+        self.quiet = 0.0
+        self.pending: list[tuple[bytes, int]] = []
+        self.written: list[bytes] = []
+        self.consumed: list[int] = []
+        self.told: list[str] = []
+        self.missing: list[str] = []
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(data) for data, _ in self.pending)
+
+    def records(self, payloads: list[bytes], first: int) -> None:
+        if self.ended:
+            return
+        self.quiet = 0.0
+        taken = payloads if self.left is None else payloads[: self.left]
+        self.pending.append((b"".join(each + b"\n" for each in taken), first + len(taken) - 1))
+        if self.waiting > HIGH and self.told[-1:] != ["pause"]:
+            self.told.append("pause")
+        if self.left is not None:
+            self.left -= len(taken)
+            self.ended = not self.left
+
+    def write(self) -> None:
+        data, last = self.pending.pop(0)
+        self.written.append(data)
+        self.consumed.append(last)
+        if self.waiting <= LOW and self.told[-1:] == ["pause"] and not self.ended:
+            self.told.append("resume")
+
+    def passed(self, seconds: float) -> None:
+        self.quiet += seconds
+        self.ended |= self.idle is not None and self.quiet >= self.idle
+
+    def lost(self, first: int, last: int) -> None:
+        if not (self.since == 0 and first == 1):
+            self.missing.append(f"{first} to {last}")
+
+    def outcome(self) -> list[str]:
+        if not (self.connected and self.ended) or self.pending:
+            return []
+        missing = ", ".join(self.missing[:MOST_NAMED])
+        return [f"records are missing: {missing} are no longer kept" if missing else "0"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_schedule_of_records_writes_and_silence_is_that_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    dice, seq, done = Random(seed), 1, list[int]()
+    count, idle = dice.choice((None, dice.randint(1, 8))), dice.choice((None, 2.0))
+    since, takeover = dice.choice((None, 0, 1)), {"takeover": True} if dice.random() < 0.5 else {}
+    named = dice.choice((None, NamedTail("billing", **takeover)))
+    follower, expected = Follower(monkeypatch, count, idle, since, named), Expected(count, idle, since)
+    assert follower.tailer.named == ({} if named is None else {"name": "billing", "takeover": bool(takeover)})
+    while not follower.outcome and seq < 60:
+        match dice.choice(("records", "records", "write", "lost", "time")):
+            case "records":
+                payloads = [bytes(dice.choice((1, LOW // 2, HIGH // 3))) for _ in range(dice.randint(1, 3))]
+                expected.records(payloads, seq)
+                taken = follower.tailer.take(Run.of("s", payloads, source="x").numbered(seq, 0))
+                if named is not None:
+                    taken.addCallback(done.append)
+                seq += len(payloads)
+            case "write" if expected.pending:
+                expected.write()
+                follower.write()
+            case "lost" if dice.random() < 0.2:
+                expected.lost(seq, seq + 1)
+                follower.tailer.lost(seq, seq + 1)
+                seq += 2
+            case "time" if expected.connected:
+                seconds = dice.choice((0.5, 1.5))
+                expected.passed(seconds)
+                follower.clock.advance(seconds)
+        if not expected.connected and dice.random() < 0.3:
+            expected.connected = True
+            follower.connect()
+        follower.clock.advance(0)
+        assert follower.written == expected.written
+        assert [each for each in follower.tailer.told if each != "close"] == expected.told
+        assert done == (expected.consumed if named is not None else [])
+        assert list(map(str, follower.outcome)) == expected.outcome()
+    assert not follower.outcome or (follower.tailer.told[-1], follower.clock.getDelayedCalls()) == ("close", [])
+
+
 def test_stream_that_does_not_exist_is_announced_once(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
     follower.tailer.absent = True
     follower.clock.advance(0.9)
@@ -128,95 +221,26 @@ def test_stream_with_messages_is_not_announced(follower: Follower, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-def test_each_run_is_written_at_once_and_in_order(follower: Follower) -> None:
-    follower.records(b"a", b"b")
-    follower.records(b"c")
-    follower.write()
-    follower.write()
-    assert follower.written == [b"a\nb\n", b"c\n"]
-    assert not follower.outcome
-
-
-def test_slow_output_pauses_and_resumes_the_tailer(follower: Follower) -> None:
-    size = HIGH // 8
-    for _ in range(8):
-        assert follower.tailer.told == []
-        follower.records(b"x" * size)
-    assert follower.tailer.told == ["pause"]
-    while len(follower.jobs) * (size + 1) > LOW:
-        assert follower.tailer.told == ["pause"]
-        follower.write()
-    assert follower.tailer.told == ["pause", "resume"]
-
-
-def test_tail_stops_after_count_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, count=3)
+@pytest.mark.parametrize("count", [None, 1])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), ""),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot write to standard output: [Errno 28] No space left"),
+    ],
+)
+def test_unwritable_output_is_an_error_and_its_records_are_not_consumed(
+    monkeypatch: pytest.MonkeyPatch, count: int | None, error: OSError, said: str
+) -> None:
+    follower = Follower(monkeypatch, count, named=NamedTail("billing"))
     follower.connect()
-    follower.records(b"a", b"b")
-    follower.records(b"c", b"d")
-    follower.records(b"e")
-    assert not follower.outcome, "what it has is not written yet"
-    follower.write()
-    follower.write()
-    assert follower.outcome == [0]
-    assert follower.written == [b"a\nb\n", b"c\n"]
-    assert not follower.jobs
-    assert follower.tailer.told[-1] == "close"
-
-
-def test_tail_stops_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, idle=2)
-    follower.clock.advance(3)
-    follower.connect()
-    follower.clock.advance(1.9)
-    follower.records(b"a")
-    follower.write()
-    follower.clock.advance(1.9)
-    assert not follower.outcome
-    follower.clock.advance(0.1)
-    assert follower.outcome == [0]
-    assert not follower.clock.getDelayedCalls()
-
-
-def test_ending_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, count=1, idle=2)
-    follower.connect()
-    follower.records(b"a")
-    follower.write()
-    assert follower.outcome == [0]
-    assert not follower.clock.getDelayedCalls()
-
-
-def test_records_before_connect_returns_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, count=1)
-    follower.records(b"a")
-    follower.write()
-    follower.connect()
-    assert follower.outcome == [0]
-
-
-def test_closed_pipe_ends_the_tail_at_once(follower: Follower, capsys: pytest.CaptureFixture[str]) -> None:
-    follower.records(b"a")
-    follower.records(b"b")
-    follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    follower.write(BrokenPipeError(errno.EPIPE, "Broken pipe"))
-    assert [type(error) for error in follower.outcome] == [BrokenPipeError]
-    assert capsys.readouterr().err == ""
-
-
-def test_unwritable_output_is_an_error(follower: Follower) -> None:
-    follower.records(b"a")
-    follower.write(OSError(errno.ENOSPC, "No space left on device"))
-    assert [type(error) for error in follower.outcome] == [FyrehoseError]
-    assert "No space left on device" in str(follower.outcome[0])
-
-
-def test_unwritable_last_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, count=1)
-    follower.connect()
-    follower.records(b"a")
-    follower.write(OSError(errno.EBADF, "Bad file descriptor"))
-    assert "Bad file descriptor" in str(follower.outcome[0])
+    done = consumed(follower, b"a")
+    for _ in follower.jobs[:]:
+        follower.write(error)
+    follower.clock.advance(0)
+    assert not done
+    assert [type(each) for each in follower.outcome] == [FyrehoseError if said else BrokenPipeError]
+    assert str(follower.outcome[0]).startswith(said)
 
 
 def test_silent_server_is_an_error_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,38 +274,6 @@ def test_restart_is_reported(follower: Follower, capsys: pytest.CaptureFixture[s
     assert "which ends at 5; reading it from its start" in said
 
 
-@pytest.mark.parametrize("since", [None, 0, 2])
-def test_error_at_the_end_names_missing_records(monkeypatch: pytest.MonkeyPatch, since: int | None) -> None:
-    follower = Follower(monkeypatch, count=1, since=since)
-    follower.connect()
-    follower.tailer.lost(3, 7)
-    follower.tailer.lost(9, 9)
-    follower.records(b"a")
-    follower.write()
-    assert follower.written == [b"a\n"], "what came is written all the same"
-    assert [str(error) for error in follower.outcome] == ["records are missing: 3 to 7, 9 to 9 are no longer kept"]
-
-
-def test_tail_from_start_begins_with_the_oldest_kept_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, count=1, since=0)
-    follower.connect()
-    follower.tailer.lost(1, 499)
-    follower.records(b"a")
-    follower.write()
-    assert follower.outcome == [0]
-
-
-def test_error_lists_a_limited_number_of_lost_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, idle=1)
-    follower.connect()
-    for seq in range(2, 2_000, 2):
-        follower.tailer.lost(seq, seq)
-    follower.clock.advance(1)
-    [error] = follower.outcome
-    assert isinstance(error, FyrehoseError)
-    assert len(str(error)) < 200
-
-
 def test_shortfall_of_the_protocol_is_an_error_unless_count_is_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,30 +305,6 @@ def consumed(follower: Follower, payload: bytes) -> list[Any]:
     return done
 
 
-def test_a_record_of_a_named_subscription_is_consumed_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=NamedTail("billing", takeover=True), count=2)
-    follower.connect()
-    assert follower.tailer.named == {"name": "billing", "takeover": True}
-    first, second, third = (consumed(follower, payload) for payload in (b"a", b"b", b"c"))
-    assert not first
-    follower.write()
-    assert first
-    follower.write()
-    follower.clock.advance(0)
-    assert (len(second), len(third)) == (1, 0)
-    assert follower.written == [b"a\n", b"b\n"]
-    assert follower.outcome == [0]
-
-
-def test_records_beyond_count_are_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=NamedTail("billing"), count=2)
-    follower.connect()
-    done: list[Any] = []
-    follower.tailer.take(Run.of("s", [b"a", b"b", b"c"], source="x").numbered(7, 0)).addCallback(done.append)
-    follower.write()
-    assert done == [8]
-
-
 def test_missing_records_of_a_pattern_name_their_stream(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,13 +317,3 @@ def test_missing_records_of_a_pattern_name_their_stream(
     assert [str(error) for error in follower.outcome] == [
         "records are missing: 3 to 7 of stream 'logs.a' were not received"
     ]
-
-
-def test_a_record_that_cannot_be_written_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = Follower(monkeypatch, named=NamedTail("billing"))
-    follower.connect()
-    done = consumed(follower, b"a")
-    follower.write(BrokenPipeError())
-    follower.clock.advance(0)
-    assert not done
-    assert [type(error) for error in follower.outcome] == [BrokenPipeError]
