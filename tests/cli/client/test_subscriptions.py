@@ -110,16 +110,6 @@ def test_a_subscription_of_a_pattern_is_one_row_with_the_number_of_its_streams(s
     assert rows[1][0] == "archive"
 
 
-def test_one_stream_of_a_pattern_can_be_rewound(server: Server) -> None:
-    server.answer = LOGS
-    result = server.run("rewind", "logs", "--stream", "logs.a", "--since", "7")
-    assert result.output == "subscription logs continues 7 records behind in 12 streams\n"
-    assert json.loads(server.asked[0][2]) == {"positions": {"logs.a": 6}}
-    assert (
-        "needs --since with a number" in server.run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
-    )
-
-
 def test_shared_subscription_shows_the_leased_and_failed_records(server: Server) -> None:
     server.answer = {"subscriptions": [WORK]}
     row = server.run().output.splitlines()[1]
@@ -142,32 +132,33 @@ def test_one_subscription_is_shown(server: Server) -> None:
     assert server.asked[0][1] == "/subscriptions/billing"
 
 
-@pytest.mark.parametrize(("since", "seq"), [("start", 0), ("7", 6), ("latest", "latest")])
-def test_rewinding_names_the_first_record(server: Server, since: str, seq: object) -> None:
-    server.answer = BILLING
-    result = server.run("rewind", "billing", "--since", since)
-    assert result.output == "subscription billing continues behind record 5\n"
-    method, url, body = server.asked[0]
-    assert (method, url) == ("POST", "/subscriptions/billing/rewind")
-    assert json.loads(body) == {"seq": seq}
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("billing --since start", {"seq": 0}),
+        ("billing --since 7", {"seq": 6}),
+        ("billing --since latest", {"seq": "latest"}),
+        ("billing --since -1h", {"since": "-1h"}),  # the server finds the number of a time
+        ("logs --since 7 --stream logs.a", {"positions": {"logs.a": 6}}),
+        ("logs --since -1h --stream logs.a", {"positions": {"logs.a": 7}}),
+    ],
+)
+def test_rewinding_names_the_first_record(server: Server, words: str, asked: dict[str, Any]) -> None:
+    of_stream = "--stream" in words
+    server.answer = LOGS if of_stream else BILLING
+    server.answers = [b"8"] if "-1h --stream" in words else []
+    continues = "logs continues 7 records behind in 12 streams" if of_stream else "billing continues behind record 5"
+    assert server.run("rewind", *words.split()).output == f"subscription {continues}\n"
+    *before, (method, url, body) = server.asked
+    assert (method, url, json.loads(body)) == ("POST", f"/subscriptions/{words.split()[0]}/rewind", asked)
+    number = [("GET", "/streams/logs.a?from=-1h&limit=0", b"")]
+    assert before == (number if "-1h --stream" in words else [])
 
 
-def test_rewinding_to_a_time_leaves_the_numbers_to_the_server(server: Server) -> None:
-    server.answer = BILLING
-    assert server.run("rewind", "billing", "--since", "-1h").exit_code == 0
-    ((method, url, body),) = server.asked
-    assert (method, url, json.loads(body)) == ("POST", "/subscriptions/billing/rewind", {"since": "-1h"})
-
-
-def test_rewinding_one_stream_of_a_pattern_to_a_time_asks_for_its_number(server: Server) -> None:
-    server.answers = [b"8"]
-    server.answer = LOGS
-    assert server.run("rewind", "logs", "--since", "-1h", "--stream", "logs.a").exit_code == 0
-    assert [asked[:2] for asked in server.asked] == [
-        ("GET", "/streams/logs.a?from=-1h&limit=0"),
-        ("POST", "/subscriptions/logs/rewind"),
-    ]
-    assert json.loads(server.asked[-1][2]) == {"positions": {"logs.a": 7}}
+def test_one_stream_of_a_pattern_is_rewound_to_a_number_only(server: Server) -> None:
+    said = server.run("rewind", "logs", "--stream", "logs.a", "--since", "latest").output
+    assert "needs --since with a number" in said
+    assert not server.asked
 
 
 def test_subscriptions_are_deleted(server: Server) -> None:
