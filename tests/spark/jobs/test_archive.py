@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -27,8 +25,10 @@ from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
 from fyrehose.spark.counting import account_of
 from fyrehose.spark.jobs.archive import archive
-from fyrehose.spark.jobs.optimize import delete
+from fyrehose.spark.jobs.optimize import delete, optimize
 from fyrehose.spark.lake import Lake
+from tests.doubles.awkward import NAMES
+from tests.doubles.commits import fault
 
 Opener = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def brief(frame: Any) -> list[tuple[str, int, bytes]]:
     )
 
 
-def stored(lake: Path, server: str | None = None) -> list[tuple[str, int, bytes]]:
+def stored(lake: Path | str, server: str | None = None) -> list[tuple[str, int, bytes]]:
     """Return what the lake has, read by delta-rs."""
     rows = DeltaTable(str(lake)).to_pyarrow_table(columns=["server", "stream", "seq", "payload"]).to_pylist()
     return sorted((row["stream"], row["seq"], row["payload"]) for row in rows if server in (None, row["server"]))
@@ -61,21 +61,87 @@ def test_counts_of_a_range_equal_those_of_its_batch_headers(written: Opener) -> 
         account_of(journal.place, view, view.start, view.mark)
 
 
-@pytest.mark.slow
-def test_every_record_is_archived_once_in_several_rounds_and_runs(spark: Any, written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    place = str(journal.directory)
-    told = []
-    journal.fill(100)
-    done = archive(
-        spark, place, lake, round_bytes=200_000, subscription="lake", progress=lambda done, view: told.append(done.rows)
-    )
-    assert told[0] == 0, "before the first round"
-    assert done.rounds == len(told) - 1 > 1
-    assert done.rows == len(journal.records)
-    assert [each.position for each in subscriptions.registered(journal.directory)] == [done.position]
-    assert archive(None, place, lake).rounds == 0
-    assert stored(lake) == journal.rows()
+class Archiving:
+    """A journal that is archived under the name of its directory, and what the lake should have of it."""
+
+    def __init__(self, journal: Any, lake: str) -> None:
+        self.journal, self.lake, self.server = journal, lake, journal.directory.name
+        self.archived, self.lost, self.deleted = (set[tuple[str, int]]() for _ in range(3))
+
+    def archive(self, **more: Any) -> Any:
+        return archive(
+            None, str(self.journal.directory), self.lake, server=self.server, subscription=self.server, **more
+        )
+
+    def keys(self) -> set[tuple[str, int]]:
+        """Return the records that the journal still has."""
+        return {(row["stream"], row["seq"]) for row in self.journal.read(columns=("stream", "seq"))}
+
+    def forget(self, keep: int) -> bool:
+        """Delete all but some segments, as retention does; return whether a record is lost that was not archived."""
+        before = self.keys()
+        for segment in self.journal.segments[:-keep]:
+            segment.path.unlink()
+        new = before - self.keys() - self.archived
+        self.lost |= new
+        return bool(new)
+
+    def check(self) -> None:
+        """Check the lake after an archive that has come to the end of the journal."""
+        view, lake = self.journal.place.view(), Lake.at(self.lake)
+        known = {(record.stream, record.seq) for record in self.journal.records}
+        self.archived = known - self.lost
+        lost = {(s, n) for server, s, a, b in lake.lost() for n in range(a, b + 1) if server == self.server}
+        assert lost == self.lost, "other numbers are declared lost than retention has deleted"
+        there = self.archived - self.deleted
+        assert stored(self.lake, self.server) == self.journal.rows(lambda r: (r.stream, r.seq) in there)
+        ends = {stream: end for stream, end in self.journal.journal.ends().items() if end}
+        assert lake.ends(view.identity) == ends
+        assert [each.position for each in subscriptions.registered(self.journal.directory)] == [view.mark]
+
+
+def test_lake_has_each_record_once_whatever_interrupts_its_archives(written: Opener, tmp_path: Path) -> None:
+    """Two servers write; their archives are killed before and after commits, and come after retention now and then."""
+    lake = str(tmp_path / "lake")
+    servers = [Archiving(written(name, segment_size=16 << 10), lake) for name in ("one", "other")]
+    dice, happened = Random(3), Counter[str]()
+    for _ in range(24):
+        one = dice.choice(servers)
+        one.journal.fill(dice.choice((0, 5, 60, 60)), size=300)
+        one.journal.append(Run.of(dice.choice(NAMES), [b"x"] * dice.randint(1, 2), source="test"))
+        limits = {"round_bytes": dice.choice((5_000, 20_000, 1 << 30))}
+        if dice.random() < 0.4:
+            try:
+                with fault(dice.randint(1, 3), dice.random() < 0.5, KeyboardInterrupt()):
+                    one.archive(**limits)
+            except KeyboardInterrupt:
+                happened["killed"] += 1
+            one.archived |= {(row[0], row[1]) for row in stored(lake, one.server)}
+        if one.archived and dice.random() < 0.5 and one.forget(dice.randint(1, 3)):
+            happened["lost"] += 1
+            with pytest.raises(JournalCorrupt, match="retention deleted"):
+                one.archive()
+            limits["accept_loss"] = True
+        before = one.archived | one.lost
+        done = one.archive(**limits)
+        one.check()
+        assert one.archive(accept_loss=True).rounds == 0, "nothing is new"
+        assert done.rows == len(one.archived - before)
+        if dice.random() < 0.2:
+            stream = dice.choice(("s0", "s1", "s2"))
+            gone = {key for each in servers for key in each.archived - each.deleted if key[0] == stream}
+            for each in servers:
+                each.deleted |= gone & each.archived
+            assert bool(delete(lake, f"stream = '{stream}'")) == bool(gone)
+            happened["deleted"] += bool(gone)
+        if dice.random() < 0.2:
+            optimize(lake)
+            DeltaTable(lake).create_checkpoint()
+        for each in servers:
+            if each.archived:
+                each.check()
+    never = {"killed", "lost", "deleted"} - happened.keys()
+    assert not never, f"never happened: {never}"
 
 
 @pytest.mark.slow
@@ -124,12 +190,6 @@ def test_a_round_that_fails_commits_nothing(written: Opener, tmp_path: Path, mon
         patched.setattr(rounds, "write", lambda task: [])
         with pytest.raises(JournalCorrupt, match=r"have 0 records, and the journal has 50 .*nothing was committed"):
             archive(None, place, lake)
-    with monkeypatch.context() as patched:  # killed between the writing and the commit
-        patched.setattr(Lake, "commit", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            archive(None, place, lake)
-    assert len(list(lake.rglob("*.parquet"))) == 1
-    assert stored(lake) == []
     assert archive(None, place, lake).rows == len(journal.records)
     assert stored(lake) == journal.rows()
 
@@ -208,71 +268,6 @@ def test_promoted_standby_that_lacks_archived_records_is_refused(written: Opener
         promoted.append(Run.of("s1", [b"x"], source="test"))
     with pytest.raises(JournalCorrupt, match="promoted standby has replaced; begin anew, with another lake"):
         archive(None, str(promoted.directory), lake)
-
-
-def test_journals_of_several_servers_are_in_one_lake(written: Opener, tmp_path: Path) -> None:
-    one, other, lake = written("one"), written("other"), tmp_path / "lake"
-    one.fill(30)
-    other.fill(50)
-    archive(None, str(one.directory), lake, server="one", round_bytes=60_000)
-    archive(None, str(other.directory), lake, server="other")
-    one.fill(10)
-    archive(None, str(one.directory), lake)
-    assert (stored(lake, "one"), stored(lake, "other")) == (one.rows(), other.rows())
-
-
-def test_numbers_that_retention_deleted_can_be_declared_lost(written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    place = str(journal.directory)
-    journal.fill(20)
-    archive(None, place, lake, server="one")
-    first = len(journal.records)
-    journal.fill(300)
-    for segment in journal.segments[:2]:
-        segment.path.unlink()
-    with pytest.raises(JournalCorrupt, match="retention deleted"):
-        archive(None, place, lake)
-    done = archive(None, place, lake, accept_loss=True)
-    assert done.rows + done.gaps + first == len(journal.records)
-    lost = {(stream, n) for _, stream, a, b in Lake.at(lake).lost() for n in range(a, b + 1)}
-    assert len(lost) == done.gaps > 0
-    assert stored(lake) == journal.rows(lambda r: (r.stream, r.seq) not in lost)
-    assert archive(None, place, lake, accept_loss=True).rounds == 0
-
-
-def test_records_that_were_archived_and_then_deleted_are_not_lost(written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    place = str(journal.directory)
-    journal.append(Run.of("idle", [b"x"] * 3, source="test"))
-    journal.fill(20)
-    archive(None, place, lake)
-    before = len(journal.records)
-    assert delete(lake, "stream in ('idle', 's1')") > 3
-    journal.fill(300)
-    for segment in journal.segments[:2]:
-        segment.path.unlink()
-    done = archive(None, place, lake, accept_loss=True)
-    lost = {(stream, n) for _, stream, a, b in Lake.at(lake).lost() for n in range(a, b + 1)}
-    assert not lost & {(record.stream, record.seq) for record in journal.records[:before]}
-    assert before + len(lost) + done.rows == len(journal.records)
-
-
-def test_last_numbers_of_streams_are_kept_even_without_their_rows(written: Opener, tmp_path: Path) -> None:
-    journal, lake = written(), tmp_path / "lake"
-    for name in ("a/b", "\n", "ü" * 127, "s0"):
-        journal.append(Run.of(name, [b"x"] * 2, source="test"))
-    journal.fill(30)
-    archive(None, str(journal.directory), lake, round_bytes=20_000)
-    identity = journal.place.view().identity
-    ends = {stream: end for stream, end in journal.journal.ends().items() if end}
-    assert Lake.at(lake).ends(identity) == ends
-    DeltaTable(str(lake)).create_checkpoint()
-    assert Lake.at(lake).ends(identity) == ends
-    assert Lake.at(lake).streams() == set(ends)
-    delete(lake, "seq > 0")
-    journal.fill(5)
-    archive(None, str(journal.directory), lake)
-    assert Lake.at(lake).ends(identity) == {stream: end for stream, end in journal.journal.ends().items() if end}
 
 
 def test_declared_losses_can_be_taken_back(written: Opener, tmp_path: Path) -> None:
@@ -385,70 +380,3 @@ def test_numbers_that_are_declared_lost_are_in_the_lake(written: Opener, tmp_pat
     assert done.rows == len(journal.read(skip_gaps=True))
     ends = {stream: end for stream, end in journal.journal.ends().items() if end}
     assert Lake.at(lake).ends(journal.place.view().identity) == ends, "records follow the numbers that are lost"
-
-
-ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
-
-
-def start(journal: Any, lake: Path) -> subprocess.Popen[bytes]:
-    """Return an archive in a process of its own, which has committed a round."""
-    options = ["--server", journal.directory.name, "--follow", "--every", "50ms", "--round", "20K"]
-    before = position(journal, lake)
-    process = subprocess.Popen([*ARCHIVE, str(journal.directory), str(lake), *options], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while position(journal, lake) == before:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        journal.fill(1)
-        time.sleep(0.05)
-    return process
-
-
-def position(journal: Any, lake: Path) -> int:
-    progress = Lake.at(lake).progress(journal.place.view().identity)
-    return 0 if progress is None else progress.position
-
-
-@pytest.mark.slow
-@pytest.mark.live
-@pytest.mark.timeout(600)
-def test_archive_that_is_killed_again_and_again_has_everything_once(
-    written: Opener, tmp_path: Path, ladder: Callable[[int, int], int]
-) -> None:
-    """Twice in ``make test``; ``make torture`` kills it more often, here and by ``spark_kill.py``."""
-    journal, lake, dice = written(), tmp_path / "lake", Random(7)
-    for _ in range(ladder(2, 12)):
-        process = start(journal, lake)
-        until = time.monotonic() + dice.uniform(0, 0.5)
-        while time.monotonic() < until:
-            journal.fill(2)
-        process.kill()
-        process.wait()
-    archive(None, str(journal.directory), lake)
-    assert stored(lake) == journal.rows()
-
-
-@pytest.mark.slow
-@pytest.mark.live
-@pytest.mark.timeout(600)
-def test_two_servers_archive_into_one_lake_while_they_are_killed(
-    written: Opener, tmp_path: Path, ladder: Callable[[int, int], int]
-) -> None:
-    """Two kills in ``make test``, 30 in ``make torture``."""
-    journals, lake, dice = [written("one"), written("other")], tmp_path / "lake", Random(9)
-    running = [start(journal, lake) for journal in journals]
-    for _ in range(ladder(2, 30)):
-        until = time.monotonic() + dice.uniform(0, 0.5)
-        while time.monotonic() < until:
-            for journal in journals:
-                journal.fill(1)
-        chosen = dice.randrange(2)
-        running[chosen].kill()
-        running[chosen].wait()
-        running[chosen] = start(journals[chosen], lake)
-    for process in running:
-        process.terminate()
-        assert process.wait(300) == 0
-    for journal in journals:
-        archive(None, str(journal.directory), lake)
-        assert stored(lake, journal.directory.name) == journal.rows()

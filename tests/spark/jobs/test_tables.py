@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import attrs
 import duckdb
@@ -32,6 +30,7 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.typed import extraction, writing
 from fyrehose.spark.typed.config import TablesConfig, read_config
 from fyrehose.spark.typed.writing import PART
+from tests.doubles.commits import fault
 from tests.doubles.deltavectors import delete_rows
 
 Opener = Callable[..., Any]
@@ -130,23 +129,6 @@ def expected_minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
 
 def minutes(config: TablesConfig) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in rows(config, "minutes")]
-
-
-@contextmanager
-def fault(number: int, before: bool, error: BaseException) -> Iterator[None]:
-    """Let *error* end a run at its commit of a *number*, of rows or of aggregates: *before* it or after it."""
-    commit, left = Lake.commit, [number]
-
-    def failing(self: Lake, *words: Any, **more: Any) -> None:
-        left[0] -= 1
-        if left[0] == 0 and before:
-            raise error
-        commit(self, *words, **more)
-        if left[0] == 0:
-            raise error
-
-    with patch.object(Lake, "commit", failing):
-        yield
 
 
 class Model:
