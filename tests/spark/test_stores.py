@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.error import HTTPError
 
@@ -21,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import parquet
 
-from fyrehose.errors import ConfigError, JournalCorrupt, JournalError, JournalLocked
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
 from fyrehose.records import Run
 from fyrehose.spark import tables
 from fyrehose.spark.fetching import fetch
@@ -32,7 +28,6 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
 Opener = Callable[..., Any]
-ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
 
 
 def stored(lake: str, server: str | None = None) -> list[tuple[str, int, bytes]]:
@@ -186,96 +181,3 @@ def test_store_that_fails_is_not_taken_for_a_damaged_file(
             JournalError, match=r"failed: Generic S3 error client error \(Connect\); see AWS_ENDPOINT_URL"
         ):
             read()
-
-
-def test_second_archive_of_a_journal_cannot_commit_to_an_object_store(written: Opener, bucket: str) -> None:
-    journal, lake = written(), f"{bucket}/lake"
-    place = str(journal.directory)
-    journal.fill(20)
-    archive(None, place, lake)
-    overtaken = False
-
-    def overtake(done: Any, view: Any) -> None:
-        nonlocal overtaken
-        if not overtaken:
-            overtaken = True
-            journal.fill(20)
-            archive(None, place, lake)
-
-    stale = Lake.at(lake)
-    before = stale.progress(journal.place.view().identity)
-    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
-        archive(None, place, lake, follow=True, every=0.0, progress=overtake, stop=lambda: False)
-    with pytest.raises(JournalLocked):
-        stale.commit(journal.place.view().identity, before, before, [])
-    assert stored(lake) == journal.rows()
-
-
-def start(journal: Any, lake: str) -> subprocess.Popen[bytes]:
-    options = ["--server", journal.directory.name, "--follow", "--every", "50ms", "--round", "20K"]
-    return subprocess.Popen([*ARCHIVE, str(journal.directory), lake, *options], stdout=subprocess.DEVNULL)
-
-
-def rounds_of(lake: str) -> int:
-    found = Lake.at(lake).table
-    return 0 if found is None else found.version()
-
-
-@pytest.mark.slow
-@pytest.mark.live
-@pytest.mark.timeout(600)
-def test_two_servers_archive_into_one_object_store_while_they_are_killed(
-    written: Opener, bucket: str, ladder: Callable[[int, int], int]
-) -> None:
-    """Two kills in ``make test``, 20 in ``make torture``."""
-    journals, lake, dice = [written("one"), written("other")], f"{bucket}/lake", Random(5)
-    archive(None, str(journals[0].directory), lake, server="one")
-    running = [start(journal, lake) for journal in journals]
-    for _ in range(ladder(2, 20)):
-        before, deadline = rounds_of(lake), time.monotonic() + 300
-        while rounds_of(lake) < before + 3:
-            assert time.monotonic() < deadline
-            for journal in journals:
-                journal.fill(1)
-        chosen = dice.randrange(2)
-        time.sleep(dice.uniform(0, 0.3))
-        running[chosen].kill()
-        running[chosen].wait()
-        running[chosen] = start(journals[chosen], lake)
-    time.sleep(1)
-    for process in running:
-        process.kill()
-        process.wait()
-    for journal in journals:
-        archive(None, str(journal.directory), lake, server=journal.directory.name)
-        assert journal.faults(stored(lake, journal.directory.name)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.live
-@pytest.mark.timeout(600)
-def test_two_archives_of_one_journal_in_an_object_store_lose_nothing(written: Opener, bucket: str) -> None:
-    journal, lake = written("one"), f"{bucket}/lake"
-    ended = set()
-    archive(None, str(journal.directory), lake, server="one")
-    running = [start(journal, lake) for _ in range(2)]
-    deadline, kills = time.monotonic() + 300, 0
-    while kills < 2 or not ended:
-        assert time.monotonic() < deadline
-        journal.fill(2)
-        time.sleep(0.1)
-        for i, process in enumerate(running):
-            if process.poll() is not None:
-                ended.add(process.returncode)
-                running[i] = start(journal, lake)
-        if rounds_of(lake) > 4 * (kills + 1) and kills < 2:
-            running[kills].kill()
-            running[kills].wait()
-            running[kills] = start(journal, lake)
-            kills += 1
-    for process in running:
-        process.kill()
-        process.wait()
-    assert ended == {JournalLocked.exit_status}
-    archive(None, str(journal.directory), lake)
-    assert journal.faults(stored(lake)) == []
