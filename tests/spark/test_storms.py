@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import polars
-import pyarrow as pa
 import pytest
-from deltalake.transaction import AddAction
-from pyarrow import parquet
 
 from fyrehose.errors import JournalLocked, JournalUnreachable
 from fyrehose.spark.jobs.archive import archive
-from fyrehose.spark.lake import Lake, Progress
 from tests.doubles.storeproxy import StoreProxy, store_proxy
 
 Opener = Callable[..., Any]
@@ -52,24 +48,6 @@ def test_commit_whose_answer_was_lost_has_succeeded(written: Opener, bucket: str
         assert archive(None, str(journal.directory), lake).rounds == 1
         assert proxy.fates["lose"] == before + 1
     assert journal.faults(stored(lake)) == []
-
-
-def test_commit_of_a_rival_at_the_same_position_is_not_taken_for_a_lost_answer(written: Opener, tmp_path: Path) -> None:
-    lake, identity = tmp_path / "lake", bytes(range(16))
-    targets = [Lake.at(lake), Lake.at(lake)]
-    for target in targets:
-        target.admit(identity, "one", "one")
-    after = Progress(position=100, chain=7)
-    rows = pa.table({"stream": ["s"], "seq": [1]})
-    for name in "ab":
-        with targets[0].store.writing(f"date=2026-01-01/{name}") as file:
-            parquet.write_table(rows, file)
-    stats = '{"numRecords": 1}'
-    actions = [AddAction(f"date=2026-01-01/{name}", 1, {"date": "2026-01-01"}, 1, True, stats) for name in "ab"]
-    targets[0].commit(identity, None, after, actions[:1])
-    with pytest.raises(JournalLocked, match="another archive of this journal has committed"):
-        targets[1].commit(identity, None, after, actions[1:])
-    assert [file.path for file in Lake.at(lake).files()] == ["date=2026-01-01/a"]
 
 
 @pytest.mark.parametrize("monitor", [None, lambda state: None])
