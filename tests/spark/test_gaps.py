@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
+import pytest
+
 from fyrehose.journal import scan
+from fyrehose.journal.streams import StreamLimits
 from fyrehose.records import Run
 from fyrehose.spark.gaps import Lost, starting_ends, survey
 from fyrehose.spark.source import with_holes
@@ -30,6 +34,37 @@ def test_intact_journal_has_no_gaps(written: Opener) -> None:
     journal = written()
     fill(journal, 100)
     assert lost(journal) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, seed: int) -> None:
+    """Batches are damaged, segments are deleted, and indexes are there or not."""
+    journal, dice = written(segment_size=16 << 10, stream_limits=StreamLimits(inline=seed % 2 or 99)), Random(seed)
+    batches = list[tuple[int, set[tuple[str, int]]]]()
+    for _ in range(200):
+        before, position = len(journal.records), journal.place.view().mark
+        streams = dice.sample(["common", "usual", "rare-1", "rare-2", "early"][: 4 + (len(batches) < 20)], 2)
+        journal.append(*(Run.of(stream, [bytes(99)] * dice.randint(1, 3), source="test") for stream in streams))
+        batches.append((position, {(record.stream, record.seq) for record in journal.records[before:]}))
+    segments = journal.segments
+    hit = dice.sample(segments[:-1], 4)
+    kinds: dict[str, set[tuple[str, int]]] = {"damaged": set(), "missing": set()}
+    for number, segment in enumerate(hit):
+        inside = [each for each in batches if segment.base <= each[0] < segment.end]
+        if number == 0 and segment.base:
+            segment.path.unlink()
+            kinds["missing"] |= set[tuple[str, int]]().union(*(records for _, records in inside))
+        elif number:
+            for position, records in dice.sample(inside[1:], 2):
+                journal.flip(position + dice.randrange(60, 100))
+                kinds["damaged"] |= records
+    found = [lost for part in with_holes(journal.place.view()) for lost in survey(journal.place, *part)]
+    for kind, expected in kinds.items():
+        # Damage whose numbers were all found behind other damage has a row without them.
+        rows = [each for each in found if each.kind == kind and each.first_seq and each.last_seq]
+        numbers = [(each.stream, n) for each in rows for n in range(each.first_seq or 0, (each.last_seq or 0) + 1)]
+        assert sorted(numbers, key=str) == sorted(expected, key=str)
+    assert {lost.file for lost in found} == {str(each.path) for each in hit if each.base or each is not hit[0]}
 
 
 def test_damage_in_the_middle_or_at_the_end_of_a_segment_is_a_gap(written: Opener) -> None:
