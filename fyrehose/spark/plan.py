@@ -65,10 +65,6 @@ class Part:
         return self.ranges[0][0]
 
     @property
-    def stop(self) -> int:
-        return self.ranges[-1][1]
-
-    @property
     def size(self) -> int:
         return sum(stop - first for first, stop in self.ranges)
 

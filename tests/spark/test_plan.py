@@ -30,10 +30,10 @@ def test_consecutive_parts_cover_the_journal_without_gaps(written: Opener) -> No
     chains = {header.position: header.chain for header in batches}
     for part, after in pairwise(parts):
         joined = after.base == part.base
-        assert after.first == (part.stop if joined else after.base + 64)
+        assert after.first == (part.ranges[-1][1] if joined else after.base + 64)
         assert part.chain == (chains[after.first] if joined else None), "the next batch continues this checksum"
     assert all(part.size < 120_000 for part in parts)
-    assert parts[-1].stop == scan.read_mark(journal.directory)
+    assert parts[-1].ranges[-1][1] == scan.read_mark(journal.directory)
 
 
 def test_empty_journal_has_no_parts(written: Opener) -> None:
