@@ -31,6 +31,7 @@ class Tailer:
         self.connecting: Deferred[None] = Deferred()
         self.told: list[str] = []
         self.missing = ""
+        self.closing: Deferred[None] = succeed(None)
 
     def subscribe(
         self,
@@ -58,7 +59,7 @@ class Tailer:
 
     def close(self) -> Deferred[None]:
         self.told.append("close")
-        return succeed(None)
+        return self.closing
 
 
 class Follower:
@@ -173,6 +174,7 @@ def test_any_schedule_of_records_writes_and_silence_is_that_of_a_model(
     since, takeover = dice.choice((None, 0, 1)), {"takeover": True} if dice.random() < 0.5 else {}
     named = dice.choice((None, NamedTail("billing", **takeover)))
     follower, expected = Follower(monkeypatch, count, idle, since, named), Expected(count, idle, since)
+    follower.tailer.closing = Deferred()
     assert follower.tailer.named == ({} if named is None else {"name": "billing", "takeover": bool(takeover)})
     while not follower.outcome and seq < 60:
         match dice.choice(("records", "records", "write", "lost", "time")):
@@ -201,7 +203,13 @@ def test_any_schedule_of_records_writes_and_silence_is_that_of_a_model(
         assert follower.written == expected.written
         assert [each for each in follower.tailer.told if each != "close"] == expected.told
         assert done == (expected.consumed if named is not None else [])
+        if expected.outcome() and named is not None:
+            # The client sends the last acknowledgement before it closes.
+            assert (follower.outcome, follower.tailer.told[-1]) == ([], "close")
+            follower.tailer.closing.callback(None)
         assert list(map(str, follower.outcome)) == expected.outcome()
+    if not follower.tailer.closing.called:
+        follower.tailer.closing.callback(None)
     assert not follower.outcome or (follower.tailer.told[-1], follower.clock.getDelayedCalls()) == ("close", [])
 
 
