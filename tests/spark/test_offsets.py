@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -88,19 +89,6 @@ def test_checkpoint_is_accepted_by_its_own_journal_and_its_copies(written: Opene
             end = fresh.latestOffset(start, ReadAllAvailable())
             rows = [row for part in fresh.partitions(start, end) for batch in fresh.read(part) for row in batch[0]]
             assert len(rows) == {0: 80, 1: 40, 2: 0}[ends.index(start)]
-
-
-def test_chain_at_each_batch_boundary_is_the_one_that_the_next_batch_continues(written: Opener) -> None:
-    journal = written("one")
-    append(journal, 5)
-    reader = reader_of(journal.directory, maxRowsPerBatch="1")
-    offset, seen = reader.initialOffset(), []
-    while (end := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
-        seen.append(end["chain"])
-        offset = end
-    assert len(set(seen)) == len(seen) >= 5
-    assert None not in seen
-    assert offset == reader.reportLatestOffset()
 
 
 def test_checkpoint_without_an_identity_is_refused(written: Opener) -> None:
@@ -189,49 +177,61 @@ def seqs(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> li
     return [row.as_py() for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch[0]]
 
 
-@pytest.mark.parametrize("limit", [{}, {"maxRowsPerBatch": "7"}, {"maxBytesPerBatch": "300"}])
-def test_stopped_stream_continues_after_retention_if_gaps_are_skipped(
-    written: Opener, limit: dict[str, str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("seed", range(9))
+def test_micro_batches_have_each_record_once_whatever_retention_and_restarts_do(written: Opener, seed: int) -> None:
+    journal, dice, found, gone = written("one", segment_size=4096), Random(seed), list[int](), set[int]()
+    limit = ({}, {"maxRowsPerBatch": "7"}, {"maxBytesPerBatch": "1k"})[seed % 3]
+    options = {"gaps": "skip", "subscription": "etl", **limit}
+    reader = reader_of(journal.directory, **options)
+    at = reader.initialOffset()
+
+    def retention() -> None:
+        before = {row["seq"] for row in journal.read(columns=("seq",))}
+        deleted(journal, dice.randint(0, len(journal.segments) - 1))
+        gone.update(before - {row["seq"] for row in journal.read(columns=("seq",))} - set(found))
+
+    for turn in range(80):
+        append(journal, dice.randint(0, 9) if turn < 50 else 0)
+        if dice.random() < 0.2:
+            reader = reader_of(journal.directory, **options)
+        if dice.random() < 0.2:
+            retention()
+        if dice.random() < 0.5:
+            end = reader.latestOffset(at, reader.getDefaultReadLimit())
+            assert end["chain"] is not None or end["position"] == journal.segments[0].base
+            if dice.random() < 0.2:
+                retention()
+            rows = seqs(reader, at, end)
+            assert rows == seqs(reader_of(journal.directory, **options), at, end), "a restarted query has other rows"
+            assert len(rows) <= {"7": 7, "1k": 20}.get("".join(limit.values()), 1_000)
+            found += rows
+            reader.commit(end)
+            (subscription,) = registered(journal.directory)
+            assert subscription.position == end["position"]
+            at = end
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        found += seqs(reader, at, end)
+        at = end
+    assert found == [number for number in range(1, journal.next["s"]) if number not in gone]
+    assert reader.reportLatestOffset()["position"] == at["position"]
+
+
+def test_retention_that_deletes_what_a_stream_has_not_read_is_an_error_or_logged(
+    written: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = written("one", segment_size=4096)
     append(journal, 5)
     start = reader_of(journal.directory).reportLatestOffset()
     append(journal, 95)
     planned = reader_of(journal.directory).reportLatestOffset()
-    append(journal, 50)
     deleted(journal, 2)
-    left = [row["seq"] for row in journal.read(columns=("seq",))]
-    assert 5 < left[0] < 100, "the segments that are deleted end within the planned micro-batch"
-    failing = reader_of(journal.directory, **limit)
-    for use in (
-        lambda: failing.latestOffset(start, failing.getDefaultReadLimit()),
-        lambda: seqs(failing, start, planned),
-    ):
-        with pytest.raises(JournalCorrupt, match=f"retention deleted what was before.*'s' 1-{left[0] - 1}"):
+    first = journal.read(columns=("seq",))[0]["seq"]
+    failing = reader_of(journal.directory)
+    for use in (lambda: failing.latestOffset(start, ReadAllAvailable()), lambda: seqs(failing, start, planned)):
+        with pytest.raises(JournalCorrupt, match=f"retention deleted what was before.*'s' 1-{first - 1}"):
             use()
-    reader = reader_of(journal.directory, gaps="skip", **limit)
-    assert seqs(reader, start, planned) == [*range(left[0], 101)]
-    found, at = [], start
-    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
-        found += seqs(reader, at, end)
-        reader.commit(end)
-        at = end
-    assert found == left
-    assert f"'s' 1-{left[0] - 1}" in caplog.text
-
-
-def test_planned_micro_batch_that_retention_deleted_is_empty_if_gaps_are_skipped(written: Opener) -> None:
-    journal = written("one", segment_size=4096)
-    reader = reader_of(journal.directory, gaps="skip")
-    ends = [reader.initialOffset()]
-    for _ in range(2):
-        append(journal, 5)
-        ends.append(reader.reportLatestOffset())
-    append(journal, 100)
-    deleted(journal, 1)
-    assert seqs(reader, *ends[:2]) == seqs(reader, *ends[1:]) == []
-    last = reader.latestOffset(ends[2], ReadAllAvailable())
-    assert seqs(reader, ends[2], last)[-1] == 110
+    reader_of(journal.directory, gaps="skip").latestOffset(start, ReadAllAvailable())
+    assert f"'s' 1-{first - 1}" in caplog.text
 
 
 def test_position_that_retention_deleted_continues_if_gaps_are_skipped(written: Opener) -> None:

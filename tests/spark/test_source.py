@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from fyrehose.errors import ConfigError, JournalCorrupt
@@ -55,24 +55,6 @@ def test_options_of_the_source_are_parsed() -> None:
         SourceOptions.of({"path": "/j", "maxRowPerBatch": "1"})
     with pytest.raises(ConfigError, match="cannot be read as a stream"):
         FyrehoseDataSource({"path": "/j", "table": "gaps"}).streamReader(None)  # type: ignore[arg-type]
-
-
-def test_consecutive_micro_batches_have_each_record_once(written: Opener) -> None:
-    journal = written()
-    journal.fill(100)
-    reader = StreamReader(SourceOptions.of({"path": str(journal.directory), "maxRowsPerBatch": "50"}), SEQ)
-    assert reader.getDefaultReadLimit() == ReadMaxRows(50)
-    offset, batches = reader.initialOffset(), 0
-    while (end := reader.latestOffset(offset, ReadMaxRows(50))) != offset:
-        rows = [
-            row for part in reader.partitions(offset, end) for batch in reader.read(part) for row in batch.to_pylist()
-        ]
-        assert 0 < len(rows) <= 50
-        offset, batches = end, batches + 1
-    assert batches >= 5
-    assert offset == reader.reportLatestOffset()
-    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == offset
-    assert reader.latestOffset(reader.initialOffset(), ReadMaxBytes(1))["position"] < offset["position"]
 
 
 def test_checkpoint_of_another_journal_is_an_error(written: Opener) -> None:
