@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.streams import StreamLimits
 from fyrehose.records import Run
-from fyrehose.spark.gaps import Lost, starting_ends, survey
+from fyrehose.spark.gaps import Lost, describe, starting_ends, survey
 from fyrehose.spark.source import with_holes
 
 Opener = Callable[..., Any]
@@ -36,7 +37,7 @@ def test_intact_journal_has_no_gaps(written: Opener) -> None:
     assert lost(journal) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(10))
 def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, seed: int) -> None:
     """Batches are damaged, segments are deleted, and indexes are there or not."""
     journal, dice = written(segment_size=16 << 10, stream_limits=StreamLimits(inline=seed % 2 or 99)), Random(seed)
@@ -44,10 +45,13 @@ def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, see
     for _ in range(200):
         before, position = len(journal.records), journal.place.view().mark
         streams = dice.sample(["common", "usual", "rare-1", "rare-2", "early"][: 4 + (len(batches) < 20)], 2)
+        streams += [f"new-{len(batches)}"] * (dice.random() < 0.1)
         journal.append(*(Run.of(stream, [bytes(99)] * dice.randint(1, 3), source="test") for stream in streams))
         batches.append((position, {(record.stream, record.seq) for record in journal.records[before:]}))
     segments = journal.segments
     hit = dice.sample(segments[:-1], 4)
+    # The beginning of a segment states what is lost at the end of the one before.
+    hit = [each for each in hit if each.end != hit[0].base]
     kinds: dict[str, set[tuple[str, int]]] = {"damaged": set(), "missing": set()}
     for number, segment in enumerate(hit):
         inside = [each for each in batches if segment.base <= each[0] < segment.end]
@@ -84,6 +88,22 @@ def test_damage_in_the_middle_or_at_the_end_of_a_segment_is_a_gap(written: Opene
         ("s", last["s"] - 9, last["s"], "damaged", headers[-1].position),
         ("t", last["t"], last["t"], "damaged", headers[-1].position),
     }
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7])
+def test_error_of_damage_names_five_ranges_and_counts_the_others(written: Opener, count: int) -> None:
+    journal = written()
+    fill(journal, 3)
+    position = journal.place.view().mark
+    journal.append(*(Run.of(f"s{number}", [b"x"] * 2, source="test") for number in range(count)))
+    journal.append(*(Run.of(f"s{number}", [b"x"], source="test") for number in range(count)))
+    path, end = journal.flip(position + 100), journal.place.view().mark
+    said = str(describe(journal.place, 0, position, end, fmt.Damage("no sense")))
+    ranges = ", ".join(f"'s{number}' 1-2" for number in range(min(count, 5)))
+    more = f" and {count - 5} more ranges" if count > 5 else ""
+    assert f"{path} is damaged at byte {position} (position {position}): no sense; lost are {ranges}{more}; put" in said
+    said = str(describe(journal.place, 0, end, end, fmt.Damage("no sense")))
+    assert f"(position {end}): no sense; the lost numbers are unknown; put the file back" in said
 
 
 def test_missing_segment_is_a_gap(written: Opener) -> None:
