@@ -221,11 +221,12 @@ def random_event(dice: Random, stream: str) -> bytes:
 def test_tables_equal_a_model_whatever_interrupts_their_runs(written: Opener) -> None:
     """Rounds of any size are killed before and after commits, files are merged, and ranges are filled again."""
     journal, dice, model, taken, happened = written(), Random(8), Model(), 0, Counter[str]()
-    config = config_of(journal, Model.CONFIG, columns='id = "long"\nms = "long"', more='new_fields = "ignore"')
+    head, more = 'subscription = "tables"\n', 'new_fields = "ignore"'
+    config = config_of(journal, Model.CONFIG, columns='id = "long"\nms = "long"', more=more, head=head)
     for turn in range(24):
         if turn == 10:
             columns = 'id = "long"\nms = "long"\nsize = "long"'
-            config = config_of(journal, Model.CONFIG, columns=columns, more='new_fields = "ignore"')
+            config = config_of(journal, Model.CONFIG, columns=columns, more=more, head=head)
         for _ in range(dice.randint(0, 3)):
             streams = dice.sample(("web", "web.two", "other"), dice.randint(1, 3))
             journal.append(
@@ -253,12 +254,13 @@ def test_tables_equal_a_model_whatever_interrupts_their_runs(written: Opener) ->
                 assert filled.rows == model.backfill(journal.records, start, max(start, end))
                 happened["backfilled"] += filled.rows > 0
         expected = sorted(model.rows, key=lambda row: (row["_stream"], row["_seq"]))
-        found = rows(config)
         if turn < 10:
             expected = [{name: value for name, value in row.items() if name != "size"} for row in expected]
-        assert found == expected, f"other rows in turn {turn}"
+        assert rows(config) == expected, f"other rows in turn {turn}"
         counts = {state.name: state.counts for state in it.states()}
         assert counts["requests"] == +model.counts
+        (found,) = journal.place.subscriptions()
+        assert (found.name, found.position) == ("tables", journal.place.view().mark)
         names = ("_stream", "_seq", "expectations", "rescued")
         assert [tuple(row[name] for name in names) for row in rows(config, "requests_quarantine")] == sorted(
             model.quarantine
@@ -494,16 +496,6 @@ def test_second_run_is_refused(written: Opener) -> None:
         run(config)
 
 
-def test_declared_column_is_added_to_a_table_that_has_rows(written: Opener) -> None:
-    journal = written()
-    journal.append(beats(request(0, 200, size=5)))
-    run(config_of(journal, more='new_fields = "ignore"'))
-    config = config_of(journal, columns='size = "long"', more='new_fields = "ignore"')
-    journal.append(beats(request(0, 200, size=6)))
-    run(config)
-    assert column(config, "size") == [None, 6]
-
-
 def test_parts_of_a_large_event_are_rows_whose_payload_is_rescued(written: Opener, tmp_path: Path) -> None:
     journal = written()
     config = config_of(journal)
@@ -618,15 +610,6 @@ def test_deleted_rows_leave_the_aggregates_and_optimize_refuses_typed_tables(wri
     run(config)
     assert column(config, "status") == [200, 200]
     assert [tuple(row.values()) for row in rows(config, "minutes")] == expected_minutes(config)
-
-
-def test_subscription_moves_to_the_committed_position(written: Opener) -> None:
-    journal = written()
-    config = config_of(journal, head='subscription = "tables"\n')
-    journal.append(beats(request(0, 200)))
-    run(config)
-    (found,) = journal.place.subscriptions()
-    assert (found.name, found.position) == ("tables", journal.place.view().mark)
 
 
 @pytest.mark.slow
