@@ -33,7 +33,11 @@ def of_a_listener(payload: bytes, stream: str = "my orders", **labels: Any) -> L
     return read(letter("figg", refused, PayloadTooLarge("too large")))
 
 
-@pytest.mark.parametrize("stream", ["my orders", *NAMES])
+#: How long the name of a stream may be for the topic of a letter that says PayloadTooLarge and 2 bytes.
+WHOLE = MAX_NAME - 4 - len("PayloadTooLarge 2 ")
+
+
+@pytest.mark.parametrize("stream", ["my orders", *NAMES, *("x" * (WHOLE + more) for more in (-1, 0, 1))])
 def test_dead_letter_of_a_listener_is_published_to_its_original_stream_or_not_at_all(stream: str) -> None:
     found = of_a_listener(b"\xff\x00", stream, content_type="a/b")
     assert (found.name, found.about[:2]) == ("dead.figg/3", ("PayloadTooLarge", 2))
@@ -44,7 +48,7 @@ def test_dead_letter_of_a_listener_is_published_to_its_original_stream_or_not_at
 
 
 def test_dead_letter_of_a_shared_subscription_is_published_to_its_original_stream() -> None:
-    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b", producer_seq=17, topic="t"))
+    found = read(Run.of("orders.dead", [b"x"], source=SOURCE, producer="a/b", producer_seq=17, topic="t" * MAX_NAME))
     assert found.about == ("failed as record 17", 1, "a/b")
     assert found.message() == {"stream": "a/b", "payload": "x"}
 
@@ -74,6 +78,7 @@ class Letters:
 
     def __init__(self, names: list[str], lot: int, refuses: set[str]) -> None:
         self.names, self.lot, self.refuses = names, lot, refuses
+        self.created: list[str] = []
         self.leased: set[str] = set()
         self.ended: list[str] = []
         self.published: list[str] = []
@@ -93,7 +98,10 @@ class Letters:
                     "most": 1000,
                     "shared": True,
                 }
+                self.created.append(target)
                 yield own({"lag": 0})
+            elif target.rpartition("/")[0] != self.created[-1]:
+                yield own({"error": f"there is no {target}"}, 404)
             elif target.endswith("/lease"):
                 self.leases.append((fields["wait"], fields["most"]))
                 some = [name for name in self.names if name not in {*self.leased, *self.ended}][: self.lot]
@@ -127,7 +135,7 @@ def test_random_commands_end_the_chosen_letters_and_return_all_others(seed: int)
     refuses = {name for name in names if dice.random() < 0.2}
     server, ended = Letters(names, dice.randint(1, 4), refuses), list[str]()
     with server.there:
-        for _ in range(3):
+        for number in range(1, 4):
             left = sorted(set(names) - set(ended), key=lambda name: (name[:6], int(name[7:])))
             command = dice.choice(("list", "replay", "delete"))
             chosen = dice.sample(left, min(len(left), dice.choice((0, 0, 2)))) + ["dead.a/99"] * (dice.random() < 0.2)
@@ -139,10 +147,11 @@ def test_random_commands_end_the_chosen_letters_and_return_all_others(seed: int)
                 ["dead", command, "--url", server.there.url, *(words if command != "list" else ["--format", "json"])],
             )
             assert not server.leased, "a letter stays leased"
+            assert len(server.created) == number, "each command creates the subscription, which may be deleted"
             if command == "list":
                 assert [json.loads(line)["letter"] for line in said.output.splitlines()] == left
                 continue
-            stops = next((number for number, name in enumerate(wanted) if name in refuses), len(wanted))
+            stops = next((at for at, name in enumerate(wanted) if name in refuses), len(wanted))
             done = [] if "dead.a/99" in wanted else wanted[:stops]
             ended += done
             assert sorted(server.ended) == sorted(ended), said.output
