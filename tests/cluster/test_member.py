@@ -141,9 +141,9 @@ class Server:
         assert self.name not in self.cluster.hub.here, "its connection to the shared log is closed"
         self.up = False
 
-    def read(self) -> list[bytes]:
+    def read(self, stream: str = "s") -> list[bytes]:
         found: list[bytes] = []
-        while runs := self.journal.read("s", len(found) + 1, 1 << 20):
+        while runs := self.journal.read(stream, len(found) + 1, 1 << 20):
             found += [record.payload for run in runs for record in run.records()]
         return found
 
@@ -225,6 +225,16 @@ class Cluster:
         self.run(30, until=lambda: any(s.journal.state is JournalState.WRITABLE for s in self.leaders))
         (leader,) = self.leaders
         return leader
+
+    def elect_other(self, old: Server) -> Server:
+        """Run until another server than *old* leads, which is cut off, and return it once it accepts messages."""
+
+        def leads() -> bool:
+            return any(server.journal.state is JournalState.WRITABLE for server in self.leaders if server is not old)
+
+        self.run(30, until=leads)
+        (new,) = (server for server in self.leaders if server is not old)
+        return new
 
     def elect_of_two(self) -> Server:
         """Add the only two members, a and b, and return the leader."""
