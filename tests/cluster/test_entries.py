@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import attrs
@@ -51,6 +53,8 @@ def checkpoint(epoch: int, position: int) -> LogEntry:
 def test_an_entry_has_the_specified_bytes() -> None:
     assert DATA.pack() == GOLDEN
     assert LogEntry.unpack(GOLDEN) == DATA
+    kinds = EntryKind.TAKEOVER, EntryKind.CHECKPOINT, EntryKind.DATA, EntryKind.MEMBERS
+    assert kinds == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("entry", [takeover(1, 0), checkpoint(3, 64), data(1 << 60, 1 << 50, b"x" * 70_000)])
@@ -79,32 +83,6 @@ def test_an_entry_of_the_version_before_has_no_list_of_members() -> None:
     assert LogEntry.unpack(packed) == checkpoint(3, 64)
 
 
-def test_the_list_of_members_of_the_last_entry_that_counts_applies() -> None:
-    one, two = Members(1, ("a",), 1), Members(2, ("a", "b"))
-    rule = Validity()
-    assert rule.counts(changed(takeover(1, 0), members=one))
-    assert rule.counts(data(1, 0, b"ab"))
-    assert not rule.counts(LogEntry(EntryKind.MEMBERS, 2, A, 2, members=two))
-    assert rule.members == one
-    assert rule.counts(LogEntry(EntryKind.MEMBERS, 1, A, 2, members=two))
-    assert rule.members == two
-    assert rule.counts(takeover(2, 2)), "of a server that knows no lists yet"
-    assert rule.members == two
-
-
-def test_the_members_do_not_change_within_a_batch() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(data(1, 0, b"ab", part=True))
-    assert not rule.counts(LogEntry(EntryKind.MEMBERS, 1, A, 2, members=Members(1, ("a",))))
-
-
-def test_a_log_begins_with_the_members_of_its_first_entry() -> None:
-    rule = Validity()
-    rule.begin(changed(checkpoint(4, 64), members=Members(1, ("a",))))
-    assert rule.members == Members(1, ("a",))
-
-
 def test_every_flipped_bit_of_an_entry_is_detected() -> None:
     for bit in range(8 * len(GOLDEN)):
         damaged = bytearray(GOLDEN)
@@ -121,9 +99,11 @@ def test_every_truncated_entry_is_detected() -> None:
         LogEntry.unpack(GOLDEN + b"\0")
 
 
-def test_an_entry_of_a_newer_version_is_refused_as_newer() -> None:
-    with pytest.raises(Newer, match="version 4, this reads 3"):
-        LogEntry.unpack(of_version(4, DATA))
+@pytest.mark.parametrize(("version", "age"), [(1, Damage), (4, Newer)])
+def test_an_entry_of_an_unknown_version_is_refused(version: int, age: type[Exception]) -> None:
+    with pytest.raises(age, match=f"version {version}, this reads 3") as refused:
+        LogEntry.unpack(of_version(version, DATA))
+    assert refused.type is age, "only a newer version helps against a newer one"
 
 
 def test_invalid_values_are_refused_although_the_checksums_match() -> None:
@@ -153,133 +133,118 @@ def test_entries_of_two_incarnations_have_different_idents() -> None:
     assert takeover(7, 0x1000).ident != DATA.ident
 
 
-def test_entries_count_in_the_order_of_their_positions() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(data(1, 0, b"ab"))
-    assert rule.counts(data(1, 2, b"c"))
-    assert not rule.counts(data(1, 2, b"c"))
-    assert not rule.counts(data(1, 4, b"d"))
-    assert rule.end == 3
+@attrs.define
+class Counted:
+    """The model of Validity: the entries that have counted so far, from which all that it knows follows.
 
+    :ivar begun: the first entry, with which the log begins; None: the log is new
+    """
 
-def test_an_entry_of_a_deposed_leader_does_not_count() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(takeover(2, 0))
-    assert not rule.counts(data(1, 0, b"ab"))
-    assert not rule.counts(checkpoint(1, 0))
-    assert rule.counts(data(2, 0, b"cd"))
+    begun: LogEntry | None
+    entries: list[LogEntry] = attrs.field(factory=list)
 
-
-def test_a_takeover_counts_only_in_a_greater_epoch_and_at_the_end() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(5, 0))
-    assert rule.counts(data(5, 0, b"ab"))
-    assert not rule.counts(takeover(5, 2))
-    assert not rule.counts(takeover(6, 0))
-    assert rule.epoch == 5
-    assert rule.counts(takeover(6, 2))
-
-
-def test_an_incomplete_batch_does_not_count_after_a_takeover() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(data(1, 0, b"abc", part=True))
-    assert rule.end == 0
-    assert not rule.counts(checkpoint(1, 3))
-    assert rule.counts(takeover(2, 0))
-    assert not rule.counts(data(1, 3, b"def"))
-    assert rule.counts(data(2, 0, b"xyz"))
-    assert rule.end == 3
-
-
-def test_a_batch_in_parts_counts_with_its_last_part() -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(data(1, 0, b"abc", part=True))
-    assert not rule.counts(takeover(2, 3))
-    assert rule.counts(data(1, 3, b"d"))
-    assert rule.end == 4
-    assert rule.counts(checkpoint(1, 4))
-
-
-@pytest.mark.parametrize("first", [takeover(4, 100), checkpoint(4, 100)])
-def test_the_first_entry_that_is_left_gives_epoch_and_end_of_the_log(first: LogEntry) -> None:
-    rule = Validity()
-    rule.begin(first)
-    assert rule.counts(first)
-    assert (rule.epoch, rule.end) == (4, 100)
-    assert rule.counts(data(4, 100, b"x"))
-
-
-def test_an_entry_of_another_journal_or_with_another_checksum_does_not_count() -> None:
-    mine, other = bytes(15) + b"1", bytes(15) + b"2"
-    rule = Validity()
-    first = changed(checkpoint(3, 64), identity=mine, chain=7, after=7)
-    rule.begin(first)
-    assert rule.counts(first)
-    foreign = changed(takeover(4, 64), identity=other, chain=7, after=7)
-    assert not rule.counts(foreign), "another journal of the same length"
-    assert not rule.counts(changed(foreign, identity=UNKNOWN)), "an empty journal is not this one"
-    assert not rule.counts(changed(foreign, identity=mine, chain=8, after=8)), "a copy that went on by itself"
-    assert rule.counts(changed(foreign, identity=mine))
-    part = changed(data(4, 64, b"ab", part=True), identity=mine, chain=7, after=7)
-    assert rule.counts(part)
-    assert rule.counts(changed(part, position=66, part=False, after=9))
-    assert (rule.end, rule.chain) == (68, 9)
-    assert not rule.counts(changed(data(4, 68, b"x"), identity=mine, chain=7, after=10))
-
-
-def test_the_first_segment_gives_an_empty_log_its_identity() -> None:
-    rule = Validity()
-    rule.begin(takeover(1, 0))
-    assert rule.counts(takeover(1, 0))
-    assert rule.counts(changed(data(1, 0, b"ab"), identity=bytes(range(16)), after=5))
-    assert rule.identity == bytes(range(16))
-
-
-def test_the_shared_log_cannot_begin_with_data() -> None:
-    with pytest.raises(Damage, match="begins with data"):
-        Validity().begin(data(1, 0, b"x"))
-
-
-@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.integers(5, 30))
-@settings(max_examples=200)
-def test_batches_divided_over_entries_keep_their_bytes_and_count(batches: list[bytes], most: int) -> None:
-    rule = Validity()
-    assert rule.counts(takeover(1, 0))
-    joined = b""
-    chains = [crc32c(b"".join(batches[: at + 1])) for at in range(len(batches))]
-    for piece in divide(0, 0, list(map(Batches, batches, chains)), most):
-        assert len(piece.data) <= most
-        assert rule.counts(
-            attrs.evolve(data(1, piece.position, piece.data, piece.part), chain=piece.chain, after=piece.after)
+    def state(self) -> Validity:
+        """Return what is known after these entries."""
+        known = self.entries or ([self.begun] if self.begun else [])
+        epochs = [each.epoch for each in known if each.kind is EntryKind.TAKEOVER] or [each.epoch for each in known]
+        whole = next((each for each in reversed(known) if not each.part), LogEntry(EntryKind.CHECKPOINT, 0, A, 0))
+        last = known[-1] if known else whole
+        members = [each.members for each in known if each.members is not None]
+        return Validity(
+            epoch=epochs[-1] if epochs else 0,
+            end=whole.end,
+            reached=last.end if last.part else whole.end,
+            identity=last.identity,
+            chain=whole.after if whole.kind is EntryKind.DATA else whole.chain,
+            members=members[-1] if members else None,
         )
-        joined += piece.data
-        assert piece.part or piece.after == crc32c(joined)
-    assert joined == b"".join(batches)
-    assert rule.end == rule.reached == len(joined)
+
+    def counts(self, entry: LogEntry) -> bool:
+        now, alone = self.state(), entry == self.begun and not self.entries
+        if entry.chain != now.chain or now.identity not in (UNKNOWN, entry.identity):
+            return False
+        if entry.kind is EntryKind.TAKEOVER:
+            return (entry.epoch > now.epoch or alone) and entry.position == now.end
+        whole = entry.kind is EntryKind.DATA or now.reached == now.end
+        return entry.epoch == now.epoch and entry.position == now.reached and whole
 
 
-def test_an_entry_never_spans_the_beginning_of_a_segment() -> None:
-    segment = SEGMENT_MAGIC + b"12345678"
-    batches = [Batches(b"aaaa", 1), Batches(b"bbbb", 2), Batches(segment, 3), Batches(b"cccc", 4)]
-    pieces = list(divide(100, 9, batches, 1000))
-    assert pieces == [Piece(100, b"aaaabbbb", False, 9, 2), Piece(108, segment + b"cccc", False, 2, 4)]
+IDENTITIES = (UNKNOWN, b"one journal.....", b"another one.....")
 
 
-def test_small_batches_share_an_entry_and_large_ones_are_divided() -> None:
-    pieces = list(divide(0, 9, [Batches(b"aa", 1), Batches(b"bb", 2), Batches(b"c" * 9, 3), Batches(b"d", 4)], 4))
-    assert pieces == [
-        Piece(0, b"aabb", False, 9, 2),
-        Piece(4, b"cccc", True, 2, 2),
-        Piece(8, b"cccc", True, 2, 2),
-        Piece(12, b"c", False, 2, 3),
-        Piece(13, b"d", False, 3, 4),
-    ]
+@pytest.mark.parametrize("seed", range(4))
+def test_random_entries_count_if_they_continue_the_log_of_the_last_leader(seed: int) -> None:
+    """Each entry is the next one of the leader, of another leader, or differs from that in a field or two."""
+    dice, kinds = Random(seed), Counter[tuple[EntryKind, bool, bool]]()
+    for _ in range(300):
+        first = LogEntry(dice.choice(list(EntryKind)), 4, B, 100, identity=dice.choice(IDENTITIES), chain=7)
+        first = attrs.evolve(first, members=dice.choice([None, Members(1, ("a",))]))
+        rule, model = Validity(), Counted(None)
+        if dice.random() < 0.5:
+            if not first.may_begin:
+                with pytest.raises(Damage, match=f"begins with {first.kind.name.lower()}"):
+                    rule.begin(first)
+                continue
+            rule.begin(first)
+            model = Counted(first)
+            assert rule.counts(first), f"the log begins with {first}"
+            model.entries.append(first)
+        for _ in range(30):
+            now = model.state()
+            kind = dice.choice([*EntryKind, EntryKind.DATA, EntryKind.DATA])
+            takes_over = kind is EntryKind.TAKEOVER
+            entry = LogEntry(
+                kind,
+                now.epoch + dice.choice([takes_over, takes_over, takes_over, 0, 1, -1, 3]),
+                dice.choice((A, B)),
+                (now.end if takes_over else now.reached) if dice.random() < 0.8 else now.end + dice.randint(-1, 3),
+                dice.randbytes(dice.randint(1, 3)) if kind is EntryKind.DATA else b"",
+                kind is EntryKind.DATA and dice.random() < 0.3,
+                dice.choice([now.identity] * 9 + [*IDENTITIES]),
+                now.chain + (dice.random() < 0.1),
+                dice.randint(0, 9),
+                dice.choice([None, Members(dice.randint(1, 9), ("a", "b"))]) if kind is not EntryKind.DATA else None,
+            )
+            counts = model.counts(entry)
+            assert rule.counts(entry) == counts, f"{entry} after {model.entries}"
+            model.entries += [entry] * counts
+            assert rule == model.state(), f"after {model.entries}"
+            kinds[kind, entry.part, counts] += 1
+    assert len(kinds) == 10, f"a kind of entry never counted, or always: {kinds}"
+
+
+def packed(batches: list[Batches], most: int) -> list[list[Batches]]:
+    """Return which of *batches* share an entry: as many as fit, but no beginning of a segment behind another batch."""
+    found: list[list[Batches]] = []
+    for each in batches:
+        together = [*found[-1], each] if found else [each]
+        fits = sum(len(one.data) for one in together) <= most
+        if found and fits and not each.data.startswith(SEGMENT_MAGIC):
+            found[-1] = together
+        else:
+            found.append([each])
+    return found
+
+
+CONTENTS = st.binary(min_size=1, max_size=40) | st.binary(min_size=1, max_size=9).map(lambda more: SEGMENT_MAGIC + more)
+
+
+@given(st.lists(CONTENTS, max_size=8), st.integers(5, 30))
+@settings(max_examples=300)
+def test_batches_share_entries_if_they_are_small_and_are_divided_if_they_are_large(
+    contents: list[bytes], most: int
+) -> None:
+    batches = [Batches(each, number) for number, each in enumerate(contents, 1)]
+    expected, position, chain = list[Piece](), 100, 9
+    for group in packed(batches, most):
+        data = b"".join(each.data for each in group)
+        for at in range(0, len(data), most):
+            part = at + most < len(data)
+            expected.append(Piece(position + at, data[at : at + most], part, chain, chain if part else group[-1].chain))
+        position, chain = position + len(data), group[-1].chain
+    assert list(divide(100, 9, batches, most)) == expected
 
 
 def test_the_largest_entry_fits_into_a_message_of_one_mebibyte() -> None:
     largest = LogEntry(EntryKind.DATA, 1, EntryWriter("n" * entries.MAX_WRITER, 1), 0, bytes(entries.MAX_DATA))
-    assert len(largest.pack()) <= entries.MAX_ENTRY < 1 << 20
+    assert len(largest.pack()) == entries.MAX_ENTRY == (1 << 20) - 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -138,6 +139,12 @@ class Member:
         runs = self.journal.read("s", 1, 1 << 20)
         return [record.payload for run in runs for record in run.records()]
 
+    def read_all(self) -> list[bytes]:
+        found: list[bytes] = []
+        while runs := self.journal.read("s", len(found) + 1, 1 << 20):
+            found += [record.payload for run in runs for record in run.records()]
+        return found
+
     def send(self, *followers: Member) -> None:
         """Apply what was handed over to *followers*."""
         handed, self.handed = self.handed, []
@@ -188,102 +195,142 @@ def follower(member: Callable[..., Member]) -> Member:
     return member("b")
 
 
+@attrs.define(eq=False)
+class Lead:
+    """Two servers of which one leads, and a shared log: the model of what is acknowledged, served and kept.
+
+    :ivar entries: the shared log, each with the position where it begins
+    :ivar written: what the leader has handed over, and the shared log has not accepted yet
+    :ivar payloads: all payloads that were published and not lost
+    :ivar counts: how many of them are in the journal up to the end of each entry
+    :ivar acknowledged: how many of them this leader has acknowledged, beginning with number *begun*
+    """
+
+    make: Callable[[], Member]
+    dice: Random
+    leader: Member = attrs.field(init=False)
+    follower: Member = attrs.field(init=False)
+    log: bytes = b""
+    payloads: list[bytes] = attrs.field(factory=list)
+    counts: dict[int, int] = attrs.field(factory=lambda: {0: 0})
+    acknowledged: list[int] = attrs.field(factory=list)
+    begun: int = 0
+    released: int = 0
+    synced: int = 0
+    branches: Counter[str] = attrs.field(factory=Counter)
+
+    def __attrs_post_init__(self) -> None:
+        self.leader, self.follower = self.make("a"), self.make("b")
+        self.lead()
+
+    def lead(self) -> None:
+        """Let the leader lead, which has everything that the shared log has."""
+        member = self.leader
+        assert member.journal.state is JournalState.READ_ONLY
+        self.synced, member.gate.on_synced = 0, self.note
+        now(member.gate.lead())
+        assert member.states[-1] == (JournalState.WRITABLE, "this server leads")
+        self.begun, self.acknowledged, self.released = len(self.payloads), [], len(self.log)
+
+    def note(self, position: int) -> None:
+        self.synced = max(self.synced, position)  # a worker without a thread ends the next commit within this one
+
+    def append(self) -> None:
+        number, payload = len(self.payloads), self.dice.randbytes(self.dice.choice([1, 300, 30_000, (1 << 16) - 200]))
+        self.payloads.append(payload)
+        acknowledged = self.acknowledged
+        self.leader.append(payload).addCallback(lambda _: acknowledged.append(number))
+
+    def accept(self) -> None:
+        """Let the shared log accept the next entry, and the follower apply it."""
+        if self.leader.handed:
+            position, data = self.leader.handed.pop(0)
+            assert position == len(self.log), "what is handed over continues the log"
+            self.log += data
+            now(self.follower.journal.apply(position, data))
+            self.counts[len(self.log)] = self.follower.ends.get("s", 0)
+
+    def release(self) -> None:
+        """Release what is in the shared log and on disk here, or a part of it."""
+        ends = [end for end in self.counts if self.released <= end <= self.synced]
+        self.released = self.dice.choice(ends or [self.released])
+        self.leader.gate.release(self.released)
+
+    def hold(self) -> None:
+        self.leader.worker.held = True
+
+    def work(self) -> None:
+        self.leader.worker.work()
+
+    def settle(self) -> None:
+        self.leader.worker.held = False
+        self.leader.worker.settle()
+
+    def depose(self) -> None:
+        """Let the follower take over, which has the whole shared log; open the old leader again."""
+        old, kept = self.leader, len(self.log)
+        self.branches["lost bytes"] += bool(old.handed)
+        old.gate.follow(kept, "the other leads")
+        assert old.states[-1] == (JournalState.READ_ONLY, "the other leads")
+        confirmed = len(self.acknowledged)
+        if not old.worker.held:
+            assert self.begun + confirmed == self.counts[kept], "what the shared log has is acknowledged"
+        assert old.let_go == ["the other leads"], "publishers who wait for an answer are let go"
+        self.settle()
+        assert len(self.acknowledged) == confirmed, "nothing is acknowledged any more"
+        now(old.journal.close())
+        self.leader, self.follower = self.follower, self.make(old.directory.name)
+        del self.payloads[self.counts[kept] :]
+        again = self.follower
+        assert again.directory.joinpath("REPLICA").read_text() == f"{again.directory.name}\n"
+        assert again.position() == kept, f"it begins at {again.position()}, and was confirmed up to {kept}"
+        beyond = b"".join(data for _, data in old.handed).rstrip(b"\0")
+        aside = [path.read_bytes() for path in again.directory.glob(f"torn-{kept:016x}.bytes")]
+        assert b"".join(aside).startswith(beyond), "bytes behind that were not set aside"
+        self.lead()
+
+    def check(self) -> None:
+        leader, serving = self.leader, self.counts[self.released]
+        acknowledged = list(range(self.begun, serving))
+        assert self.acknowledged == acknowledged, "what is released is acknowledged, and nothing else"
+        assert leader.read_all() == self.payloads[:serving]
+        assert leader.ends.get("s", 0) == leader.journal.ends().get("s", 0) == serving
+        assert self.follower.states == [], "a follower does not become writable by itself"
+        assert self.follower.read_all() == self.payloads[: self.counts[len(self.log)]]
+        bases = [segment.base for segment in scan.segments(leader.directory)]
+        assert all(base <= self.released for base in bases), "a segment begins behind what is released"
+        self.branches["several commits wait"] += len(leader.handed) > 2
+        self.branches["several segments"] += len(bases) > 1
+        if not leader.worker.held:
+            assert scan.read_mark(leader.directory) == self.released == leader.journal.status().durable
+            assert self.synced == leader.position(), "everything is on disk, and reported"
+
+    def step(self) -> None:
+        often = [self.append] * 3 + [self.accept] * 4 + [self.release] * 3 + [self.settle, self.hold, self.work]
+        (self.depose if self.dice.random() < 0.06 else self.dice.choice(often))()
+        self.leader.clock.advance(0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_leaders_acknowledge_and_keep_what_the_shared_log_has(member: Callable[..., Member], seed: int) -> None:
+    lead = Lead(lambda name: member(name, worker=SteppedWorker()), Random(seed))
+    for _ in range(120):
+        lead.step()
+        lead.check()
+    lead.settle()
+    for _ in range(40):
+        lead.accept()
+        lead.leader.gate.release(len(lead.log))
+    assert lead.acknowledged == list(range(lead.begun, len(lead.payloads))), "nothing waits for ever"
+    assert len(+lead.branches) == 3, f"a branch never ran: {lead.branches}"
+
+
 def test_a_follower_refuses_retirements_and_says_why(follower: Member) -> None:
     assert follower.journal.state is JournalState.READ_ONLY
     refused: list[Any] = []
     follower.journal.retire(["s"]).addErrback(lambda failure: refused.append(failure.value))
     assert [type(error) for error in refused] == [Following]
     assert "follows" in str(refused[0])
-
-
-def test_an_append_is_acknowledged_and_served_when_it_is_released(leader: Member) -> None:
-    assert leader.journal.state is JournalState.WRITABLE
-    acknowledged: list[Any] = []
-    leader.append(b"one").addCallback(acknowledged.append)
-    assert len(leader.handed) == 2  # the beginning of the segment, and the batch
-    assert (acknowledged, leader.read(), leader.ends) == ([], [], {})
-    leader.gate.release(leader.position() - 1)
-    assert acknowledged == []
-    assert scan.read_mark(leader.directory) < leader.position()
-    leader.gate.release(leader.position())
-    assert (acknowledged, leader.read(), leader.ends) == ([None], [b"one"], {"s": 1})
-    assert scan.read_mark(leader.directory) == leader.position() == leader.journal.status().durable
-
-
-def test_later_appends_are_committed_while_earlier_ones_are_not_released(leader: Member) -> None:
-    results: list[int] = []
-    for number in range(3):
-        leader.append(b"%d" % number).addCallback(lambda _, number=number: results.append(number))
-    assert len(leader.handed) == 4
-    end = leader.handed[2][0]
-    leader.gate.release(end)
-    assert results == [0]
-    leader.gate.release(leader.position())
-    assert results == [0, 1, 2]
-
-
-def test_a_follower_serves_what_it_has_applied(leader: Member, follower: Member) -> None:
-    for number in range(300):
-        leader.append(b"%d" % number * 400)
-        leader.gate.release(leader.position())
-        leader.send(follower)
-    assert len(scan.segments(follower.directory)) > 2
-    assert follower.journal.bounds("s") == leader.journal.bounds("s") == (1, 300)
-    found, start = [], 1
-    while runs := follower.journal.read("s", start, 1 << 20):
-        found += [record.payload for run in runs for record in run.records()]
-        start = runs[-1].last_seq + 1
-    assert found == [b"%d" % number * 400 for number in range(300)]
-    assert follower.ends == {"s": 300}
-
-
-def test_a_follower_takes_over_and_continues_the_numbers(member: Callable[..., Member]) -> None:
-    old, new = member("a"), member("b")
-    now(old.gate.lead())
-    old.append(b"one", b"two")
-    old.gate.release(old.position())
-    old.send(new)
-    now(new.gate.lead())
-    assert new.states == [(JournalState.WRITABLE, "this server leads")]
-    new.append(b"three")
-    old.gate.follow(old.position(), "b leads")
-    new.gate.release(new.position())
-    new.send(old)
-    assert old.read() == new.read() == [b"one", b"two", b"three"]
-    for each in (old, new):
-        assert each.journal.bounds("s") == (1, 3)
-
-
-def test_stepping_down_lets_publishers_go_and_sets_aside_what_is_not_released(member: Callable[..., Member]) -> None:
-    old, new = member("a"), member("b")
-    now(old.gate.lead())
-    old.append(b"kept")
-    kept = old.position()
-    old.gate.release(kept)
-    old.send(new)
-    results: list[Any] = []
-    for payload in (b"lost", b"lost, too"):
-        old.append(payload).addBoth(results.append)
-    old.gate.follow(kept, "b has taken over")
-    assert (results, old.let_go) == ([], ["b has taken over"])
-    assert old.states[-1] == (JournalState.READ_ONLY, "b has taken over")
-    old = opened_again(old)
-    assert old.position() == kept
-    assert b"lost" in old.directory.joinpath(f"torn-{kept:016x}.bytes").read_bytes()
-    now(new.gate.lead())
-    new.append(b"mine")
-    new.send(old)
-    assert old.read() == [b"kept", b"mine"]
-
-
-def test_stepping_down_acknowledges_confirmed_publishes(leader: Member) -> None:
-    results: list[Any] = []
-    leader.append(b"one").addBoth(results.append)
-    confirmed = leader.position()
-    leader.append(b"two").addBoth(results.append)
-    leader.gate.follow(confirmed, "b leads")
-    assert results == [None]
-    assert leader.read() == [b"one"]
 
 
 def test_a_suspended_leader_releases_what_it_has_accepted(leader: Member) -> None:
@@ -302,25 +349,6 @@ def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(leader: Membe
     leader.gate.release(leader.position())
     leader.clock.pump([1] * 5)
     assert (len(leader.let_go), appended.called) == (1, True)
-
-
-def test_stepping_down_at_the_beginning_of_a_segment_keeps_that_segment(member: Callable[..., Member]) -> None:
-    old, new = member("a"), member("b")
-    now(old.gate.lead())
-    for _ in range(3):
-        old.append(bytes(30_000)).addErrback(lambda _: None)
-    old.gate.release(old.position())
-    lost = old.handed.pop()  # the shared log has the first batch of the second segment, and none of the following
-    old.send(new)
-    old.gate.follow(lost[0], "b leads")
-    old = opened_again(old)
-    now(new.gate.lead())
-    for number in range(4):
-        new.append(b"%d" % number * 30_000)
-        new.gate.release(new.position())
-        new.send(old)
-    assert old.journal.status().segments == new.journal.status().segments == 3
-    assert old.read() == new.read()
 
 
 def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(member: Callable[..., Member]) -> None:
@@ -353,38 +381,6 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(mem
     now(old.journal.close())
 
 
-def test_a_server_that_leads_again_after_stepping_down_commits_and_releases(leader: Member) -> None:
-    leader.append(b"one")
-    leader.gate.follow(0, "b leads")
-    leader = opened_again(leader)
-    assert scan.segments(leader.directory) == []
-    now(leader.gate.lead())
-    leader.append(b"two")
-    leader.gate.release(leader.position())
-    assert leader.handed[0][0] == 0
-    assert leader.read() == [b"two"]
-
-
-def test_a_segment_begins_when_everything_before_it_is_released(leader: Member) -> None:
-    results: list[Any] = []
-    for _ in range(3):
-        leader.append(bytes(30_000)).addBoth(results.append)
-    assert len(scan.segments(leader.directory)) == 1
-    leader.gate.release(leader.position())
-    assert len(scan.segments(leader.directory)) == 2
-    leader.gate.release(leader.position())
-    assert results == [None] * 3
-
-
-def test_a_large_first_append_is_written_when_the_beginning_of_the_log_is_released(leader: Member) -> None:
-    """No other commit waits for that release."""
-    results: list[Any] = []
-    leader.append(bytes((1 << 16) - 200)).addBoth(results.append)
-    for _ in range(2):
-        leader.gate.release(leader.position())
-    assert results == [None]
-
-
 def test_a_retirement_waits_for_its_release(leader: Member, follower: Member) -> None:
     leader.append(b"one")
     leader.gate.release(leader.position())
@@ -409,20 +405,6 @@ def test_a_retirement_that_is_not_released_has_no_end(leader: Member) -> None:
     assert leader.journal.ends() == {"s": 1}
 
 
-def test_a_restarted_server_continues_where_everything_was_released(member: Callable[..., Member]) -> None:
-    leader = member("a")
-    now(leader.gate.lead())
-    leader.append(b"kept")
-    leader.gate.release(leader.position())
-    released = leader.position()
-    leader.append(b"lost").addErrback(lambda _: None)
-    leader.gate.follow(released, "it stops")
-    now(leader.journal.close())
-    again = member("a")
-    assert (again.position(), again.ends) == (released, {"s": 1})
-    assert again.directory.joinpath("REPLICA").read_text() == "a\n"
-
-
 def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(leader: Member) -> None:
     leader.append(b"one")
     position, data = leader.handed[1]
@@ -430,13 +412,6 @@ def test_a_journal_that_differs_from_bytes_of_the_shared_log_is_found(leader: Me
     assert not now(leader.journal.differs(position, data))
     assert not now(leader.journal.differs(position, data + b"what follows is not here yet"))
     assert now(leader.journal.differs(position, changed))
-
-
-def test_a_follower_does_not_become_writable_by_itself(follower: Member) -> None:
-    for _ in range(3):
-        follower.journal.reactor.advance(1)
-    assert follower.journal.state is JournalState.READ_ONLY
-    assert follower.states == []
 
 
 def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(member: Callable[..., Member]) -> None:
@@ -542,25 +517,6 @@ def test_several_releases_on_a_slow_disk_write_one_mark(
     assert len(written) == 2, "the next release is noted again"
 
 
-def test_an_append_that_was_not_committed_when_another_server_leads_is_never_written(
-    member: Callable[..., Member],
-) -> None:
-    worker = SteppedWorker()
-    leader = member("a", worker=worker)
-    now(leader.gate.lead())
-    kept = leader.position()
-    worker.held = True
-    failures: list[Any] = []
-    leader.append(b"too late").addErrback(failures.append)
-    leader.gate.follow(kept, "b leads")
-    worker.held = False
-    worker.settle()
-    assert failures == []
-    assert leader.position() == kept
-    assert not list(leader.directory.glob("torn-*"))
-    now(leader.journal.close())
-
-
 def test_a_start_logs_which_bytes_it_has_set_aside(tmp_path: Path) -> None:
     leader = Member(tmp_path / "a")
     now(leader.gate.lead())
@@ -619,30 +575,6 @@ def test_the_position_of_a_synced_retirement_is_reported_at_once(leader: Member)
     leader.gate.on_synced = told.append
     leader.journal.retire(["s"]).addErrback(lambda _: None)
     assert told == [leader.position()]
-
-
-def test_a_server_that_leads_again_writes_an_append_before_earlier_ones_are_released(leader: Member) -> None:
-    leader.append(b"lost")
-    leader.gate.follow(0, "b leads")
-    leader = opened_again(leader)
-    now(leader.gate.lead())
-    for payload in (b"a long message", b"a short"):
-        leader.append(payload).addErrback(lambda _: None)
-        assert payload in leader.handed[-1][1]
-
-
-def test_a_segment_begins_behind_released_batches_only(leader: Member) -> None:
-    leader.append(bytes(1000))
-    assert leader.gate.may_write(1000)
-    assert not leader.gate.may_write(1 << 16)
-    leader.gate.release(leader.position())
-    assert leader.gate.may_write(1 << 16)
-    for _ in range(2):
-        leader.append(bytes(40_000))
-        leader.gate.release(leader.position())
-    leader.append(bytes(1000))
-    assert len(scan.segments(leader.directory)) == 2
-    assert leader.gate.may_write(1000), "it fits into the second segment"
 
 
 def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(
