@@ -57,7 +57,10 @@ def test_an_entry_has_the_specified_bytes() -> None:
     assert kinds == (1, 2, 3, 4)
 
 
-@pytest.mark.parametrize("entry", [takeover(1, 0), checkpoint(3, 64), data(1 << 60, 1 << 50, b"x" * 70_000)])
+@pytest.mark.parametrize(
+    "entry",
+    [changed(takeover(1, 0), writer=EntryWriter("", 1)), checkpoint(3, 64), data(1 << 60, 1 << 50, b"x" * 70_000)],
+)
 def test_every_kind_of_entry_survives_a_round_trip(entry: LogEntry) -> None:
     assert LogEntry.unpack(memoryview(entry.pack())) == entry
 
@@ -69,12 +72,35 @@ def test_an_entry_with_a_list_of_members_has_the_specified_bytes() -> None:
     assert entry.end == 64
 
 
-def of_version(version: int, entry: LogEntry) -> bytes:
-    """Return *entry* as another version packs it, with the checksum of its header."""
+def forged(entry: LogEntry, at: int, byte: int) -> bytes:
+    """Return *entry* with another byte at the position *at*, and checksums that match."""
     packed = bytearray(entry.pack())
-    packed[4] = version
+    packed[at] = byte
+    packed[36:40] = crc32c(packed[HEADER.size :]).to_bytes(4, "little")
     packed[HEADER.size - 4 : HEADER.size] = crc32c(packed[: HEADER.size - 4]).to_bytes(4, "little")
     return bytes(packed)
+
+
+def of_version(version: int, entry: LogEntry) -> bytes:
+    """Return *entry* as another version packs it."""
+    return forged(entry, 4, version)
+
+
+@pytest.mark.parametrize(
+    ("at", "byte", "said"),
+    [
+        (0, 0x47, "the header of an entry .* is damaged"),
+        (5, 0, "kind 0, part 1 and 5 bytes: these do not agree"),
+        (5, 5, "kind 5, part 1 and 5 bytes: these do not agree"),
+        (7, 0, "an entry of the shared log is damaged"),
+        (32, 4, "an entry of the shared log is damaged"),
+        (72, 0xFF, "the writer .* is not UTF-8"),
+    ],
+    ids=["magic", "kind below", "kind above", "length of the name", "length of the data", "name"],
+)
+def test_wrong_fields_are_refused_although_the_checksums_match(at: int, byte: int, said: str) -> None:
+    with pytest.raises(Damage, match=said):
+        LogEntry.unpack(forged(DATA, at, byte))
 
 
 def test_an_entry_of_the_version_before_has_no_list_of_members() -> None:
@@ -131,6 +157,7 @@ def test_entries_of_two_incarnations_have_different_idents() -> None:
     later = changed(DATA, writer=EntryWriter("a", 9))
     assert DATA.ident != later.ident
     assert takeover(7, 0x1000).ident != DATA.ident
+    assert changed(takeover(7, 1), members=Members(2, ("a",))).ident == takeover(7, 1).ident == "7/takeover/1/b/2"
 
 
 @attrs.define

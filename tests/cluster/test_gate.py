@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from fyrehose.cluster.gate import ReplicatedGate
-from fyrehose.errors import Closed, Following
+from fyrehose.errors import Closed, Following, Unreplicated
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
 from fyrehose.journal.commit import COMMIT, InlineWorker, Worker
@@ -25,6 +26,7 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.writer import Writer
 from fyrehose.records import Buffer, Run
+from fyrehose.standing import ServerRole
 from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles
 
@@ -206,8 +208,9 @@ class Lead:
     :ivar acknowledged: how many of them this leader has acknowledged, beginning with number *begun*
     """
 
-    make: Callable[[], Member]
+    make: Callable[[str], Member]
     dice: Random
+    names: tuple[str, str]
     leader: Member = attrs.field(init=False)
     follower: Member = attrs.field(init=False)
     log: bytes = b""
@@ -220,14 +223,16 @@ class Lead:
     branches: Counter[str] = attrs.field(factory=Counter)
 
     def __attrs_post_init__(self) -> None:
-        self.leader, self.follower = self.make("a"), self.make("b")
+        self.leader, self.follower = map(self.make, self.names)
+        assert not self.leader.gate.returning, "it was never in a cluster"
         self.lead()
 
     def lead(self) -> None:
         """Let the leader lead, which has everything that the shared log has."""
         member = self.leader
         assert member.journal.state is JournalState.READ_ONLY
-        self.synced, member.gate.on_synced = 0, self.note
+        self.synced = 0
+        member.gate.connect(member.take, self.note)
         now(member.gate.lead())
         assert member.states[-1] == (JournalState.WRITABLE, "this server leads")
         self.begun, self.acknowledged, self.released = len(self.payloads), [], len(self.log)
@@ -236,7 +241,10 @@ class Lead:
         self.synced = max(self.synced, position)  # a worker without a thread ends the next commit within this one
 
     def append(self) -> None:
-        number, payload = len(self.payloads), self.dice.randbytes(self.dice.choice([1, 300, 30_000, (1 << 16) - 200]))
+        number, payload = (
+            len(self.payloads),
+            self.dice.randbytes(self.dice.choice([1, 300, 300, 30_000, (1 << 16) - 200])),
+        )
         self.payloads.append(payload)
         acknowledged = self.acknowledged
         self.leader.append(payload).addCallback(lambda _: acknowledged.append(number))
@@ -270,8 +278,16 @@ class Lead:
         """Let the follower take over, which has the whole shared log; open the old leader again."""
         old, kept = self.leader, len(self.log)
         self.branches["lost bytes"] += bool(old.handed)
-        old.gate.follow(kept, "the other leads")
-        assert old.states[-1] == (JournalState.READ_ONLY, "the other leads")
+        if self.dice.random() < 0.3:
+            old.gate.hold("the shared log is silent")
+        else:
+            old.gate.suspend("the shared log is silent")
+        assert old.gate.follow(kept, "the other leads"), "it has led"
+        assert old.gate.standing.role is ServerRole.LEADER, "it has led since it was opened"
+        refused = old.gate.standing.refusal
+        assert isinstance(refused, Unreplicated)
+        assert str(refused) == "the other leads"
+        assert not old.gate.resume(), "it accepts nothing until it leads again"
         confirmed = len(self.acknowledged)
         if not old.worker.held:
             assert self.begun + confirmed == self.counts[kept], "what the shared log has is acknowledged"
@@ -283,6 +299,7 @@ class Lead:
         del self.payloads[self.counts[kept] :]
         again = self.follower
         assert again.directory.joinpath("REPLICA").read_text() == f"{again.directory.name}\n"
+        assert again.gate.returning
         assert again.position() == kept, f"it begins at {again.position()}, and was confirmed up to {kept}"
         beyond = b"".join(data for _, data in old.handed).rstrip(b"\0")
         aside = [path.read_bytes() for path in again.directory.glob(f"torn-{kept:016x}.bytes")]
@@ -293,6 +310,16 @@ class Lead:
         leader, serving = self.leader, self.counts[self.released]
         acknowledged = list(range(self.begun, serving))
         assert self.acknowledged == acknowledged, "what is released is acknowledged, and nothing else"
+        assert leader.gate.released == len(acknowledged)
+        leads = leader.gate.standing
+        assert leads.role is ServerRole.LEADER
+        assert leads.caught_up
+        assert leads.age == inf, "it does not know when it was in touch with a cluster"
+        assert leads.refusal is None
+        follows = self.follower.gate.standing
+        assert follows.role is ServerRole.FOLLOWER
+        assert not follows.caught_up
+        assert isinstance(follows.refusal, Following)
         assert leader.read_all() == self.payloads[:serving]
         assert leader.ends.get("s", 0) == leader.journal.ends().get("s", 0) == serving
         assert self.follower.states == [], "a follower does not become writable by itself"
@@ -304,6 +331,8 @@ class Lead:
         if not leader.worker.held:
             assert scan.read_mark(leader.directory) == self.released == leader.journal.status().durable
             assert self.synced == leader.position(), "everything is on disk, and reported"
+            if self.released == leader.position():
+                assert serving == len(self.payloads), "a commit waits although everything is released"
 
     def step(self) -> None:
         often = [self.append] * 3 + [self.accept] * 4 + [self.release] * 3 + [self.settle, self.hold, self.work]
@@ -311,18 +340,20 @@ class Lead:
         self.leader.clock.advance(0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_leaders_acknowledge_and_keep_what_the_shared_log_has(member: Callable[..., Member], seed: int) -> None:
-    lead = Lead(lambda name: member(name, worker=SteppedWorker()), Random(seed))
-    for _ in range(120):
-        lead.step()
-        lead.check()
-    lead.settle()
-    for _ in range(40):
-        lead.accept()
-        lead.leader.gate.release(len(lead.log))
-    assert lead.acknowledged == list(range(lead.begun, len(lead.payloads))), "nothing waits for ever"
-    assert len(+lead.branches) == 3, f"a branch never ran: {lead.branches}"
+def test_random_leaders_acknowledge_and_keep_what_the_shared_log_has(member: Callable[..., Member]) -> None:
+    branches: Counter[str] = Counter()
+    for seed in range(4):
+        lead = Lead(lambda name: member(name, worker=SteppedWorker()), Random(seed), (f"{seed}a", f"{seed}b"))
+        for _ in range(120):
+            lead.step()
+            lead.check()
+        lead.settle()
+        for _ in range(40):
+            lead.accept()
+            lead.leader.gate.release(len(lead.log))
+        assert lead.acknowledged == list(range(lead.begun, len(lead.payloads))), "nothing waits for ever"
+        branches += lead.branches
+    assert len(branches) == 3, f"a branch never ran: {branches}"
 
 
 def test_a_follower_refuses_retirements_and_says_why(follower: Member) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from fyrehose.cluster.entries import EntryWriter
+from fyrehose.cluster.entries import EntryKind, EntryWriter
 from fyrehose.cluster.members import ChangeKind, MemberChange, Members
-from fyrehose.cluster.membership import Membership
+from fyrehose.cluster.membership import CATCH_UP, PRESENT, SILENT, Membership
 from fyrehose.cluster.peers import Peers
 from fyrehose.cluster.role import Role, State
 from fyrehose.cluster.settings import ReplicationSettings
+from fyrehose.errors import FyrehoseError
 from fyrehose.interfaces import JournalState
 from tests.cluster.test_member import Cluster, Server
 
@@ -151,110 +154,110 @@ def leading(members: Members) -> Role:
     return role
 
 
-def membership() -> Membership:
-    return Membership(Peers(ReplicationSettings(name="a"), 1))
+class Office:
+    """A leader, random requests of operators, and messages of servers: the model of when the members change.
+
+    :ivar heard: by name, when a server's last message came, the last entry that it has on disk, and whether it leaves
+    :ivar waits: the request that waits for a second copy, and since when
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.now = Random(seed), 100.0
+        self.membership = Membership(Peers(ReplicationSettings(name="a"), 1))
+        self.role = leading(Members(4, ("a", "b", "c"), self.dice.choice([0, 2])))
+        self.heard: dict[str, tuple[float, int, bool]] = {}
+        self.waits, self.late = ("", 0.0), self.dice.random() < 0.5
+        self.request = self.another()
+        self.ran: Counter[str] = Counter()
+
+    def another(self) -> MemberChange:
+        kind = self.dice.choice([ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REPLACE, ChangeKind.CLOSE])
+        version = self.role.members.version - (self.dice.random() < 0.1)
+        name, by = self.dice.choice("bcdex"), self.dice.choice("bcdex")
+        return MemberChange(f"r{self.dice.random()}", version, kind, name, by)
+
+    def hear(self) -> None:
+        name, last, leaving = self.dice.choice("bcde"), self.role.applied, self.dice.random() < 0.2
+        most = self.role.trimmed - 1 if self.late else last
+        reported = max(0, self.dice.choice([0, most, most, self.role.trimmed - 1]))
+        self.heard[name] = self.now, reported, leaving
+        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": reported}
+        self.membership.peers.hear(json.dumps(said | {"leaving": leaving}).encode(), self.now)
+
+    def wait(self) -> None:
+        self.now += self.dice.choice([0.5, 2.0, 5.0])
+
+    def confirm(self) -> None:
+        while self.role.inflight:
+            self.role.accepted(self.role.inflight[0].entry, self.role.applied + 1)
+        self.role.noted(0)
+
+    def trim(self) -> None:
+        """Trim what this server has, as it does when something else has purged the shared log."""
+        self.role.add_checkpoint()
+        self.confirm()
+        self.role.purge({}, alone=True)
+
+    def changed(self) -> Members | None:
+        """Return the members that the leader appends."""
+        return next((item.entry.members for item in self.role.inflight if item.entry.kind is EntryKind.MEMBERS), None)
+
+    def ask(self) -> None:
+        if self.dice.random() < (0.05 if self.late else 0.4):  # operators wait for servers that are late
+            self.request = self.another()
+        role, before, members, asked = self.role, self.changed(), self.role.members, self.request
+        answer, after = self.membership.answer, before
+        if before is None:
+            try:
+                wanted = asked.apply(members)
+            except FyrehoseError as error:
+                wanted, answer = members, {"id": asked.ident, "refused": str(error)}
+            else:
+                has = {name: reported for name, (_, reported, _) in self.heard.items()} | {"a": role.reported}
+                present = {name for name, (time, _, _) in self.heard.items() if time > self.now - SILENT}
+                leaving = {*members.names} - {*wanted.names}
+                if leaving & present and sum(has.get(name, 0) >= role.trimmed for name in wanted.names) < 2:
+                    self.waits = (asked.ident, self.now if self.waits[0] != asked.ident else self.waits[1])
+                    self.ran["waits for a copy"] += 1
+                    if self.now - self.waits[1] >= CATCH_UP:
+                        why = "has to stay a member until two others have the trimmed entries on disk"
+                        helps = "start or replace those that are behind first"
+                        answer = {"id": asked.ident, "refused": f"{leaving.pop()} {why}; {helps}"}
+                        self.ran["keeps the last copy"] += 1
+                elif wanted == members:
+                    answer = {"id": asked.ident, "refused": ""}
+                else:
+                    after = wanted
+                    self.ran[f"changes by {asked.kind.value}"] += 1
+        self.membership.ask(asked, role, self.now)
+        assert self.changed() == after, f"{asked} of {members} at {self.now}, heard {self.heard}"
+        assert self.membership.answer == answer, f"{asked} of {members} at {self.now}, heard {self.heard}"
+
+    def ask_a_follower(self) -> None:
+        before = dict(self.membership.answer)
+        self.membership.ask(self.request, Role(EntryWriter("a", 1), 0), self.now)
+        assert self.membership.answer == before, "only the leader answers"
+
+    def fill(self) -> None:
+        members, before = self.role.members, self.changed()
+        just = [name for name, (time, _, leaving) in self.heard.items() if time > self.now - PRESENT and not leaving]
+        fitting = [name for name in just if name not in members.names and members.places]
+        self.membership.fill_places(self.role, self.now)
+        expected = [members.added(name) for name in fitting] if before is None else []
+        assert self.changed() in (expected or [before]), f"{fitting} may take a place of {members}"
+        self.ran["takes a place"] += bool(expected)
+
+    def step(self) -> None:
+        steps = [self.hear] * 4 + [self.wait] * 2 + [self.ask] * 5 + [self.confirm, self.trim, self.fill]
+        self.dice.choice([*steps, self.ask_a_follower])()
 
 
-def hear(peers: Peers, name: str, now: float, **more: Any) -> None:
-    heard = Peers(ReplicationSettings(name=name), 2)
-    peers.hear(heard.pack(Role(EntryWriter(name, 2), 0), more.get("leaving", False), now=0.0), now)
-
-
-def test_the_leader_answers_why_a_change_is_refused() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(MemberChange("r", 4, ChangeKind.REMOVE, "b"), role, 10.0)
-    assert made.answer["id"] == "r"
-    assert "b cannot be removed" in made.answer["refused"]
-    assert not role.changes_members
-
-
-def test_the_leader_answers_when_the_change_is_confirmed() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b")))
-    request = MemberChange("r", 4, ChangeKind.ADD, "c")
-    made.ask(request, role, 10.0)
-    assert role.changes_members
-    made.ask(request, role, 10.0)
-    assert made.answer == {}
-    role.accepted(role.inflight[0].entry, 2)
-    made.ask(request, role, 10.0)
-    assert made.answer == {"id": "r", "refused": ""}
-    assert not role.changes_members
-
-
-def trimmed(made: Membership, now: float) -> Role:
-    """Return the role of a, which leads, has trimmed up to entry 2, and hears b and c, which is behind."""
-    role = leading(Members(4, ("a", "b", "c")))
-    role.add_checkpoint()
-    role.accepted(role.inflight[0].entry, 2)
-    role.noted(0)
-    role.purge({"b": 2}, absent=["c"])
-    role.take()
-    say(made, now, b=2, c=1)
-    return role
-
-
-def say(made: Membership, now: float, **reported: int) -> None:
-    for name, entry in reported.items():
-        said = {"name": name, "incarnation": 5, "epoch": 1, "state": "follower", "reported": entry}
-        made.peers.hear(json.dumps(said).encode(), now)
-
-
-def test_member_with_one_of_two_copies_stays_unless_it_is_silent() -> None:
-    made = membership()
-    role = trimmed(made, 10.0)
-    request = MemberChange("r", 4, ChangeKind.REMOVE, "b")
-    made.ask(request, role, 10.0)
-    assert made.answer == {}
-    say(made, 20.0, b=2, c=1)
-    made.ask(request, role, 20.0)
-    assert "b has to stay a member until two others have the trimmed entries on disk" in made.answer["refused"]
-    made.ask(MemberChange("s", 4, ChangeKind.REMOVE, "c"), role, 20.0)
-    assert role.changes_members, "a and b have everything"
-    role = leading(Members(4, ("a", "b", "c")))
-    made.ask(request, role, 40.0)
-    assert role.changes_members
-
-
-def test_removal_waits_for_a_server_that_is_behind_by_a_moment() -> None:
-    made = membership()
-    role = trimmed(made, 10.0)
-    request = MemberChange("r", 4, ChangeKind.REMOVE, "b")
-    made.ask(request, role, 10.0)
-    assert not role.changes_members
-    say(made, 10.5, b=2, c=2)
-    made.ask(request, role, 10.5)
-    assert role.changes_members
-
-
-def test_another_change_waits_until_the_first_is_confirmed() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c"), role, 10.0)
-    made.ask(MemberChange("s", 4, ChangeKind.ADD, "d"), role, 10.0)
-    assert [item.entry.members for item in role.inflight] == [Members(5, ("a", "b", "c"))]
-
-
-def test_requests_to_a_follower_are_ignored() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b")))
-    made.ask(MemberChange("r", 4, ChangeKind.ADD, "c"), Role(EntryWriter("a", 1), 0), 10.0)
-    assert made.answer == {}
-    assert not role.changes_members
-
-
-def test_only_servers_that_were_just_heard_take_a_free_place() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b"), places=1))
-    made.fill_places(role, 10.0)
-    hear(made.peers, "b", 10.0)
-    hear(made.peers, "c", 5.0)
-    hear(made.peers, "d", 10.0, leaving=True)
-    made.fill_places(role, 10.0)
-    assert not role.changes_members
-    hear(made.peers, "c", 10.0)
-    made.fill_places(role, 10.0)
-    assert [item.entry.members for item in role.inflight] == [Members(5, ("a", "b", "c"))]
-
-
-def test_without_free_places_nobody_is_added() -> None:
-    made, role = membership(), leading(Members(4, ("a", "b")))
-    hear(made.peers, "c", 10.0)
-    made.fill_places(role, 10.0)
-    assert not role.changes_members
+def test_random_requests_change_the_members_unless_the_last_copies_would_leave() -> None:
+    ran: Counter[str] = Counter()
+    for seed in range(100):
+        office = Office(seed)
+        for _ in range(80):
+            office.step()
+        ran += office.ran
+    assert len(ran) == 7, f"a branch never ran: {ran}"
+    assert min(ran.values()) > 4, f"a branch hardly ever ran: {ran}"
