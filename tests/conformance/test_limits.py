@@ -47,7 +47,7 @@ BOUNDARIES = {
     ),
     "figg.max_payload": "tests/protocols/figg/test_session.py::test_data_limit_is_exact_at_the_default",
     "http.longest_wait": (
-        "tests/protocols/http/test_consuming.py::test_a_read_waits_as_long_as_it_says_but_no_longer_than_proxies_do"
+        "tests/protocols/http/test_consuming.py::test_subscriptions_are_those_of_a_model_whatever_is_requested"
     ),
     "http.max_payload": "tests/conformance/test_http_limits.py::test_a_message_may_be_as_large_as_the_limit",
     "journal.min_free": ("tests/journal/test_journal.py::test_publishes_are_refused_below_the_default_of_min_free"),

@@ -96,7 +96,7 @@ class Consumption:
         """Do nothing: the delivery that follows answers the request."""
 
     def ended(self, reason: Exception) -> None:
-        self._stop_waiting()
+        self.end()
         self.connection.displace(reason)
 
     # Internals.
@@ -168,7 +168,7 @@ class Consumption:
         else:
             stream, (oldest, last) = self.event.stream, self.connection.broker.bounds(self.event.stream)
             parts = [(stream, max(self._named.last(stream) + 1, oldest), last)]
-        self._sent = {stream: last for stream, _, last in parts if self.event.limit}
+        self._sent = {stream: last for stream, first, last in parts if self.event.limit and first <= last}
         self.connection.read(self.event, parts, self._headers)
 
     def _parts(self, limit: int) -> list[tuple[str, int, int]]:
