@@ -487,7 +487,7 @@ def test_a_peer_that_may_consume_nothing_does_not_learn_which_subscriptions_exis
 class Asked:
     """A request that is not answered completely: a poll, a live answer, or a read with at-least.
 
-    :ivar name: the subscription; of a read, the stream
+    :ivar name: the subscription, or the stream of a request without one
     """
 
     kind: str
@@ -527,7 +527,7 @@ def parsed(heard: bytes) -> Said:
     found, kind, number = Said(), "", list[int]()
     for line in heard.decode().splitlines():
         name, _, rest = line.partition(" ")
-        if name in ("HTTP/1.1", "Fyrehose-Generation:"):
+        if name in ("HTTP/1.1", "Fyrehose-Generation:", "Fyrehose-Oldest:", "Fyrehose-Last:"):
             found.append((name, int(rest.split()[0])))
         elif name == "event:":
             kind = rest
@@ -537,7 +537,7 @@ def parsed(heard: bytes) -> Said:
             found.append((line,))
         elif line.removeprefix("data: ").startswith("{"):
             value = json.loads(line.removeprefix("data: "))
-            stream = [value.get("stream", "s")] if kind == "gap" else []
+            stream = [value.get("stream", "")] if kind == "gap" else []
             numbers = [value[each] for each in NUMBERED if each in value]
             found.append((kind or value.get("stream", "error"), *stream, *numbers, *number))
             kind, number = "", []
@@ -555,6 +555,7 @@ class Requests:
         self.expected: dict[HttpPeer, Said] = {}
         self.answered: list[tuple[HttpPeer, Asked]] = []
         self.closed: list[HttpPeer] = []
+        self.skipped = 0  #: how many records were missing in live answers
         self.story: list[str] = []  #: what was done, for the message of a failure
         self.seen: Counter[str] = Counter()
         self.peers = [self.world.peer() for _ in range(3)]
@@ -565,6 +566,7 @@ class Requests:
         most: dict[Callable[[], None], float] = {
             self.publish: 6,
             self.consume: 10,
+            self.follow: 2,
             self.acknowledge: 6,
             self.read: 3,
             self.pass_time: 4,
@@ -584,6 +586,8 @@ class Requests:
             peer.leave()
         self.world.clock.advance(0)
         assert not self.world.broker.fanout.cursors, "a request waits although its peer has left"
+        counts = self.world.broker.counters.counts
+        assert [counts["http", what] for what in ("restarted", "skipped")] == [self.seen["restarted"], self.skipped]
 
     # The operations.
 
@@ -653,19 +657,44 @@ class Requests:
             return
         self.waiting[peer], named.consumer = asked, peer
         if live:
-            self.follow(peer, asked, seen)
+            last, known = self.streams["s"][1], first - 1 if seen is None else seen[1]
+            beyond = known > max(last, named.places.get("s", 0))
+            self.expect(peer, ("Fyrehose-Generation:", named.generation))
+            self.begin_live(
+                peer, asked, named.places, name == "a" and (beyond or (seen is not None and seen[0] == "e0:"))
+            )
         elif asked.until == self.now or any(self.unread(name).values()):
             self.answer(peer)
 
+    def follow(self) -> None:
+        """Follow a stream without a subscription, perhaps behind a number of this epoch or of another one."""
+        peer, stream = self.idle(), self.dice.choice(("s", "logs.c"))
+        last = self.streams.get(stream, (1, 0))[1]
+        number, epoch = self.dice.choice((None, *range(last + 2))), self.dice.choice(("", "e1", "e0"))
+        path, header = f"{stream}/live", []
+        if number is not None and self.dice.random() < 0.5:
+            header = [f"Last-Event-ID: {epoch}{':' * bool(epoch)}{number}"]
+        elif number is not None:
+            path += f"?from={number + 1}" + f"&epoch={epoch}" * bool(epoch)
+        self.say(peer, path, *header)
+        self.waiting[peer] = asked = Asked("live", stream)
+        restarted = number is not None and (number > last or epoch == "e0")
+        self.begin_live(peer, asked, {stream: 0 if restarted else last if number is None else number}, restarted)
+
     def read(self) -> None:
-        """Read a stream as soon as it has a record."""
+        """Read a stream at once, or as soon as it has a record."""
         stream, wait, peer = self.dice.choice(("s", "logs.c")), self.dice.choice((0, 3, 40)), self.idle()
         last = self.streams.get(stream, (1, 0))[1]
-        asked = Asked("read", stream, at_least=max(1, last + self.dice.randint(0, 4)), first=max(0, last - 5))
-        asked.until = self.now + wait
-        self.say(peer, f"{stream}?from={asked.first}&at-least={asked.at_least}&wait={wait}")
+        asked = Asked("read", stream, first=self.dice.randint(0, last + 2), limit=self.dice.choice((0, 1, 5, 1_000)))
+        path = f"{stream}?limit={asked.limit}" + f"&from={asked.first}" * bool(asked.first)
+        if self.dice.random() < 0.7:
+            asked.at_least, asked.until = max(1, last + self.dice.randint(0, 4)), self.now + wait
+            path += f"&at-least={asked.at_least}&wait={wait}"
+        self.say(peer, path)
         self.waiting[peer] = asked
-        if last >= asked.at_least:
+        if not asked.at_least and stream not in self.streams:
+            self.end(peer, 404)
+        elif last >= asked.at_least:
             self.answer(peer)
         elif not wait:
             self.end(peer, 503)
@@ -764,10 +793,15 @@ class Requests:
         self.expected.setdefault(peer, []).extend(said)
 
     def record(self, asked: Asked, stream: str, seq: int) -> tuple[Any, ...]:
-        return (stream, seq, seq) if asked.name == "a" else (stream, seq)
+        return (stream, seq) if asked.name == "p" else (stream, seq, seq)
 
     def covered(self, name: str) -> list[str]:
-        return [stream for stream in self.streams if stream.startswith("logs.") == (name == "p")]
+        """Return the streams of a subscription, or the stream itself."""
+        return (
+            [each for each in self.streams if each.startswith("logs.")]
+            if name == "p"
+            else ["s" if name == "a" else name]
+        )
 
     def unread(self, name: str) -> dict[str, int]:
         """Return how many records of each stream are behind the position, and still there."""
@@ -817,20 +851,21 @@ class Requests:
         else:
             self.expect(peer, ("HTTP/1.1", status), ("error",))
 
-    def follow(self, peer: HttpPeer, asked: Asked, seen: tuple[str, int] | None) -> None:
-        named, single = self.named[asked.name], asked.name == "a"
-        self.expect(peer, ("HTTP/1.1", 200), ("Fyrehose-Generation:", named.generation), *[("begin",)] * (not single))
-        for stream, place in named.places.items():
-            oldest, last = self.streams[stream]
-            known = asked.first - 1 if seen is None else seen[1]
-            restarted = single and (known > max(last, place) or (seen is not None and seen[0] == "e0:"))
+    def begin_live(self, peer: HttpPeer, asked: Asked, places: dict[str, int], restarted: bool) -> None:
+        """Expect the beginning of a live answer: what is missing, and the records that are there."""
+        single = asked.name != "p"
+        self.expect(peer, ("HTTP/1.1", 200), *[("begin",)] * (not single))
+        for stream, place in places.items():
+            oldest, last = self.streams.get(stream, (1, 0))
             if single:
-                self.expect(peer, ("begin", place + 1, *[place] * (not restarted)))
+                self.expect(peer, ("Fyrehose-Last:", last), ("begin", place + 1, *[place] * (not restarted)))
             if restarted:
                 self.expect(peer, ("restarted", last, place))
                 self.seen["restarted"] += 1
             if oldest > place + 1:
-                self.expect(peer, ("gap", stream, place + 1, oldest - 1, *[oldest - 1] * single))
+                missing = place + 1, oldest - 1
+                self.expect(peer, ("gap", "", *missing, oldest - 1) if single else ("gap", stream, *missing))
+                self.skipped += oldest - 1 - place
             self.expect(peer, *(self.record(asked, stream, seq) for seq in range(max(oldest, place + 1), last + 1)))
 
     def answer(self, peer: HttpPeer) -> None:
@@ -864,11 +899,7 @@ class Requests:
             assert peer.transport.disconnecting or peer.transport.aborted, "an answer has ended, its connection has not"
             self.replace(peer)
         self.closed = []
-        follows = Counter(
-            stream
-            for asked in self.waiting.values()
-            for stream in ([asked.name] if asked.kind == "read" else self.covered(asked.name))
-        )
+        follows = Counter(stream for asked in self.waiting.values() for stream in self.covered(asked.name))
         for stream in ("s", "logs.a", "logs.b", "logs.c"):
             waits = self.world.broker.fanout.subscribers(stream)
             assert waits == follows[stream], f"{waits} requests wait for records of {stream}, not {follows[stream]}"
@@ -893,11 +924,13 @@ class Requests:
         )
         if asked.kind == "read":
             oldest, last = self.streams[asked.name]
-            assert head == [("HTTP/1.1", 200)]
-            assert found == [(asked.name, seq) for seq in range(max(oldest, asked.first), last + 1)]
+            assert head == [("Fyrehose-Last:", last), ("Fyrehose-Oldest:", oldest), ("HTTP/1.1", 200)]
+            assert found == [(asked.name, seq) for seq in range(max(oldest, asked.first), last + 1)][: asked.limit]
             return
         named = self.named[asked.name]
-        assert head == [("Fyrehose-Generation:", named.generation), ("HTTP/1.1", 200)]
+        oldest, last = self.streams["s"]
+        bounds = [("Fyrehose-Last:", last), ("Fyrehose-Oldest:", oldest)] if asked.name == "a" else []
+        assert head == [("Fyrehose-Generation:", named.generation), *bounds, ("HTTP/1.1", 200)]
         named.consumer = None
         sent: dict[str, int] = {}
         unread = {stream: count for stream, count in self.unread(asked.name).items() if count}
@@ -922,5 +955,5 @@ def test_subscriptions_are_those_of_a_model_whatever_is_requested() -> None:
             raise
         seen += requests.seen
     ends = {f"{kind} ended with {status}" for kind in ("poll", "live") for status in (401, 409, 410)}
-    others = {"read ended with 401", "read ended with 503", "read answered", "poll answered"}
+    others = {"read ended with 401", "read ended with 404", "read ended with 503", "read answered", "poll answered"}
     assert seen.keys() == {*ends, *others, "attached", "took over", "restarted"}, "the schedules leave something out"

@@ -142,21 +142,6 @@ def test_workers_get_different_records_and_settle_them() -> None:
     assert [lease["consumer"] for lease in shown["leases"]] == ["w2"] * 3
 
 
-def test_a_range_is_settled_with_one_token() -> None:
-    world = shared()
-    world.lease(10)
-    assert world.settle(done=[[[1, 4], "1.1"], [6, "1.1"]])[1]["settled"] == [[1, 4], 6]
-    assert world.show()["floor"] == {"orders": 4}
-
-
-def test_repeated_put_with_equal_options_changes_nothing_and_with_others_is_refused() -> None:
-    world = World()
-    assert world.create(lease=10)[0] == 200
-    assert world.create(lease=10)[0] == 200
-    assert world.create(lease=20)[0] == 409
-    assert [each["name"] for each in world.ask("GET /subscriptions")[1]["subscriptions"]] == ["work"]
-
-
 def test_exclusive_and_shared_subscriptions_cannot_have_the_same_name() -> None:
     world = World()
     world.ask("GET /streams/orders?subscription=work")
@@ -166,27 +151,6 @@ def test_exclusive_and_shared_subscriptions_cannot_have_the_same_name() -> None:
     status, refusal = world.ask("GET /streams/orders?subscription=work")
     assert (status, "is shared" in refusal["error"]) == (409, True)
     assert world.ask("POST /subscriptions/work/ack", {"seq": 3})[0] == 409
-
-
-def test_returned_records_come_again_after_their_delay() -> None:
-    world = shared()
-    records = world.lease(2)
-    one, two = items(records)
-    world.settle(failed=[[*one, {"delay": 60}]], untried=[[*two, {"delay": 0}]])
-    assert [(each["seq"], each["failures"]) for each in world.lease(2)] == [(2, 0), (3, 0)]
-    world.clock.advance(61)
-    assert (1, 1) in [(each["seq"], each["failures"]) for each in world.lease(9)]
-
-
-def test_record_becomes_a_dead_letter_after_its_last_failure_or_a_rejection() -> None:
-    world = shared(limit=2, dead="orders.dead")
-    for _ in range(2):
-        world.settle(failed=[[*item, {"delay": 0}] for item in items(world.lease())])
-    world.settle(reject=[[*item, {"why": "no address"}] for item in items(world.lease())])
-    assert world.payloads("orders.dead") == [b"1", b"2"]
-    (letter, _) = world.journal.read("orders.dead", 1, 1 << 20)
-    assert (letter.producer, letter.producer_seq) == ("orders", 1)
-    assert (world.show()["dead_total"], world.show()["floor"]) == (2, {"orders": 2})
 
 
 def test_dead_letters_have_their_reason_even_after_a_restart_and_a_checkpoint() -> None:
@@ -289,28 +253,6 @@ def test_results_are_published_with_the_settling_or_not_at_all() -> None:
     assert world.show()["settled_total"] == 2
 
 
-def test_a_settling_is_answered_when_it_is_durable() -> None:
-    world = shared()
-    record = items(world.lease())
-    world.journal.auto = False
-    peer = world.say("POST /subscriptions/work/settle", {"done": record})
-    other = world.say("POST /subscriptions/work/settle", {"done": record})
-    assert (peer.hear(), other.hear()) == (b"", b"")
-    world.journal.commit()
-    assert peer.answer()[1]["settled"] == [1]
-    assert other.answer()[1]["refused"] == [{"seq": 1, "why": "final"}]
-
-
-def test_settling_refused_by_a_full_disk_keeps_the_lease() -> None:
-    world = shared()
-    record = items(world.lease())
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    assert world.settle(done=record)[0] == 503
-    assert world.ask("POST /subscriptions/work/lease", {"consumer": "w"})[0] == 503
-    world.journal.enter(JournalState.WRITABLE, "room")
-    assert world.settle(done=record)[1]["settled"] == [1]
-
-
 def test_pattern_that_costs_too_much_is_refused_after_the_rights() -> None:
     stars = "*a" * 50
     status, answer = World().create(match=stars)
@@ -394,29 +336,6 @@ def test_a_paused_subscription_leases_nothing() -> None:
     assert again.show()["paused"] is True
     again.ask("POST /subscriptions/work/pause", {"paused": False})
     assert [each["seq"] for each in again.lease()] == [2]
-
-
-def test_a_rewind_forgets_everything_and_refuses_old_tokens() -> None:
-    world = shared()
-    old = items(world.lease(3))
-    world.settle(done=old[:2])
-    assert world.ask("POST /subscriptions/work/rewind", {"seq": 1})[0] == 200
-    assert world.settle(done=old[1:2])[1]["refused"] == [{"seq": 2, "why": "lease-lost"}]
-    assert [(each["seq"], each["token"]) for each in world.lease(2)] == [(2, "2.1"), (3, "2.1")]
-    again = world.restarted()
-    assert again.show()["floor"] == {"orders": 1}
-
-
-def test_restart_keeps_settled_records_and_waits_for_leases_to_end() -> None:
-    world = shared()
-    records = items(world.lease(4))
-    world.settle(done=records[:1], failed=[[*records[1], {"delay": 0}]])
-    again = world.restarted()
-    found = [(each["seq"], each["token"], each["failures"]) for each in again.lease(9) if each["seq"] <= 4]
-    assert found == [(2, "2.2", 1)], "it was returned before the stop"
-    assert again.settle(done=records[2:3])[1]["settled"] == [3]
-    assert again.settle(extend=records[3:])[1]["extended"] == [{"seq": 4, "token": "2.1"}]
-    assert again.show()["settled_total"] == 2
 
 
 def test_pattern_can_be_shared_by_workers() -> None:

@@ -234,30 +234,6 @@ def test_pipelined_requests_are_answered_in_order(make: Make) -> None:
     assert peer.answer().json["first"] == 3
 
 
-@pytest.mark.parametrize(
-    ("query", "seqs"),
-    [("", [1, 2, 3, 4]), ("?from=3", [3, 4]), ("?limit=2", [1, 2]), ("?from=2&limit=1", [2]), ("?from=9", [])],
-)
-def test_get_answers_with_the_records_requested(server: Server, query: str, seqs: list[int]) -> None:
-    server.publish(b"a", b"b")
-    server.publish(b"c", b"d")
-    peer = server.connect()
-    answer = peer.ask(f"GET /streams/s{query}")
-    assert [line["seq"] for line in answer.lines] == seqs
-    assert answer.status == 200
-    assert peer.ask("HEAD /streams/s").body == b""
-    assert [line["seq"] for line in peer.ask(f"GET /streams/s{query}").lines] == seqs, "the connection goes on"
-
-
-def test_get_starts_at_the_oldest_record_retained(server: Server) -> None:
-    server.publish(b"a")
-    server.publish(b"b")
-    server.journal.forget("s", 2)
-    answer = server.ask("GET /streams/s?from=1")
-    assert [line["seq"] for line in answer.lines] == [2]
-    assert answer.headers["fyrehose-oldest"] == "2"
-
-
 def test_get_of_an_unknown_stream_is_refused(server: Server) -> None:
     answer = server.ask("GET /streams/none")
     assert (answer.status, answer.json) == (404, {"error": "there is no stream 'none'"})
@@ -339,15 +315,6 @@ def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
     assert not server.broker.fanout.cursors
 
 
-@pytest.mark.parametrize("words", [("?from=2",), ("", "Last-Event-ID: 1")])
-def test_live_get_resumes_from_a_number_or_the_last_event_id(server: Server, words: tuple[str, ...]) -> None:
-    server.publish(b"a", b"b", b"c")
-    peer = server.connect()
-    answer = peer.ask(f"GET /streams/s/live{words[0]}", *words[1:])
-    assert [i for i, _ in events(answer.body)] == ["2", "3"]
-    peer.leave()
-
-
 def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> None:
     count = 2 * TURN_RECORDS + 10
     server.publish(*[b"x"] * count)
@@ -362,23 +329,6 @@ def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> No
     server.publish(*[b"x"] * count)
     peer.leave()
     server.clock.advance(0)
-
-
-def test_live_get_reports_a_gap(server: Server) -> None:
-    server.publish(b"a")
-    server.publish(b"b")
-    server.journal.forget("s", 2)
-    heard = server.say("GET /streams/s/live", "Last-Event-ID: 0").hear()
-    assert told(heard) == [("begin", "0"), ("gap", "1"), ("message", "2")]
-    assert b'event: gap\nid: 1\ndata: {"first": 1, "last": 1}\n\n' in heard
-
-
-def test_live_get_waits_for_a_stream_that_is_created_later(server: Server) -> None:
-    peer = server.connect()
-    peer.ask("GET /streams/new/live")
-    server.publish(b"a", stream="new")
-    assert [i for i, _ in events(peer.hear())] == ["1"]
-    peer.leave()
 
 
 def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
@@ -890,23 +840,6 @@ def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
 # Positions of another journal.
 
 
-@pytest.mark.parametrize("words", [("?from=21",), ("?from=21&epoch=e1",), ("", "Last-Event-ID: 20")])
-def test_follower_beyond_the_end_is_told_of_a_restart_and_gets_the_stream_from_its_start(
-    make: Make, words: tuple[str, ...]
-) -> None:
-    server = make(epoch="e1")
-    server.publish(*(b"new%d" % number for number in range(5)))
-    peer = server.say(f"GET /streams/s/live{words[0]}", *words[1:])
-    heard = peer.hear()
-    server.publish(b"late")
-    assert b"Fyrehose-Epoch: e1\r\n" in heard
-    assert b'data: {"end": 5, "epoch": "e1"}\n\n' in heard
-    before = [("begin", ""), ("restarted", "e1:0")]  # until it is told, the client keeps its own number
-    assert told(heard) == [*before, *(("message", f"e1:{number}") for number in range(1, 6))]
-    assert b"id: e1:6\n" in peer.hear()
-    assert server.count("restarted") == 1
-
-
 @pytest.mark.parametrize(("first", "lines"), [(5, 0), (6, 0), (7, 1)])
 def test_read_beyond_the_end_is_logged(make: Make, first: int, lines: int) -> None:
     server = make(epoch="e1")
@@ -916,43 +849,10 @@ def test_read_beyond_the_end_is_logged(make: Make, first: int, lines: int) -> No
     assert len([1 for event in events if "this journal is an older copy" in formatEvent(event)]) == lines
 
 
-@pytest.mark.parametrize("words", [("?from=3&epoch=e0",), ("", "Last-Event-ID: e0:2"), ("?from=1&epoch=e0",)])
-def test_number_of_another_epoch_is_a_restart_although_the_stream_has_that_number(
-    make: Make, words: tuple[str, ...]
-) -> None:
-    server = make(epoch="e1")
-    server.publish(b"1")
-    server.publish(b"2", b"3")
-    server.journal.forget("s", 2)
-    peer = server.say(f"GET /streams/s/live{words[0]}", *words[1:])
-    expected = [("begin", ""), ("restarted", "e1:0"), ("gap", "e1:1"), ("message", "e1:2"), ("message", "e1:3")]
-    assert told(peer.hear()) == expected
-
-
-@pytest.mark.parametrize("words", [("?from=3&epoch=e1",), ("", "Last-Event-ID: e1:2"), ("?from=3",), ("?from=4",)])
-def test_number_of_the_same_epoch_within_the_stream_is_no_restart(make: Make, words: tuple[str, ...]) -> None:
-    server = make(epoch="e1")
-    server.publish(b"1", b"2", b"3")
-    peer = server.say(f"GET /streams/s/live{words[0]}", *words[1:])
-    assert "restarted" not in [kind for kind, _ in told(peer.hear())]
-
-
 def test_position_beyond_the_end_of_a_follower_of_a_cluster_is_no_restart(make: Make) -> None:
     server = make(epoch="e1", role=ServerRole.FOLLOWER)
     peer = server.say("GET /streams/s/live?from=21&epoch=e1")
     assert told(peer.hear()) == [("begin", "e1:20")]
-
-
-def test_client_that_has_received_no_record_knows_where_to_continue(make: Make) -> None:
-    server = make(epoch="e1")
-    server.publish(b"zero")
-    first = server.say("GET /streams/s/live")
-    ((kind, number),) = told(first.hear())
-    assert (kind, number) == ("begin", "e1:1")
-    first.leave()
-    server.publish(b"away")
-    again = server.say("GET /streams/s/live", f"Last-Event-ID: {number}")
-    assert told(again.hear()) == [("begin", "e1:1"), ("message", "e1:2")]
 
 
 @pytest.mark.parametrize("text", ["e1:", ":x", "e1:-1", "1:2:x"])
