@@ -582,6 +582,7 @@ class Requests:
             self.compare()
             for name in self.named:
                 self.check_shown(name)
+            self.check_closed()
         for peer in self.peers:
             peer.leave()
         self.world.clock.advance(0)
@@ -732,12 +733,13 @@ class Requests:
 
     def leave(self) -> None:
         """Let a peer disconnect, or finish sending, which ends all requests that wait."""
-        peer = self.dice.choice(self.peers)
+        peer = self.dice.choice(list(self.waiting) or self.peers)
         asked = self.waiting.pop(peer, None)
         for named in self.named.values():
             named.consumer = None if named.consumer is peer else named.consumer
         if asked is not None and self.dice.random() < 0.5:
             peer.protocol.readConnectionLost()
+            self.seen[f"{asked.kind} of {asked.name} half-closed"] += 1
             self.expect(peer, *[("ended",)] * (asked.kind == "live"))
             self.closed.append(peer)
         else:
@@ -772,6 +774,7 @@ class Requests:
         while not (idle := [peer for peer in self.peers if peer not in self.waiting]):
             self.leave()
             self.compare()
+            self.check_closed()
         return self.dice.choice(idle)
 
     def replace(self, peer: HttpPeer) -> None:
@@ -893,16 +896,19 @@ class Requests:
         for peer, found in said.items():
             assert found == in_order(self.expected.get(peer, []))
         self.answered, self.expected = [], {}
+        follows = Counter(stream for asked in self.waiting.values() for stream in self.covered(asked.name))
+        for stream in ("s", "logs.a", "logs.b", "logs.c"):
+            waits = self.world.broker.fanout.subscribers(stream)
+            assert waits == follows[stream], f"{waits} requests wait for records of {stream}, not {follows[stream]}"
+
+    def check_closed(self) -> None:
+        """Check that connections are closed whose answers have ended, and connect again."""
         # The server also closes connections on which nothing is asked for.
         self.closed += [peer for peer in self.peers if peer not in self.waiting and peer.transport.disconnecting]
         for peer in self.closed:
             assert peer.transport.disconnecting or peer.transport.aborted, "an answer has ended, its connection has not"
             self.replace(peer)
         self.closed = []
-        follows = Counter(stream for asked in self.waiting.values() for stream in self.covered(asked.name))
-        for stream in ("s", "logs.a", "logs.b", "logs.c"):
-            waits = self.world.broker.fanout.subscribers(stream)
-            assert waits == follows[stream], f"{waits} requests wait for records of {stream}, not {follows[stream]}"
 
     def check_shown(self, name: str) -> None:
         named, shown = self.named[name], self.ask(f"GET /subscriptions/{name}")[1]
@@ -955,5 +961,7 @@ def test_subscriptions_are_those_of_a_model_whatever_is_requested() -> None:
             raise
         seen += requests.seen
     ends = {f"{kind} ended with {status}" for kind in ("poll", "live") for status in (401, 409, 410)}
-    others = {"read ended with 401", "read ended with 404", "read ended with 503", "read answered", "poll answered"}
-    assert seen.keys() == {*ends, *others, "attached", "took over", "restarted"}, "the schedules leave something out"
+    reads = {"read answered", *(f"read ended with {status}" for status in (401, 404, 503))}
+    closed = {f"{kind} of {name} half-closed" for kind in ("poll", "live") for name in "ap"}
+    others = {"poll answered", "attached", "took over", "restarted"}
+    assert not {*ends, *reads, *closed, *others} - seen.keys(), "the schedules leave something out"
