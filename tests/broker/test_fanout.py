@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from zope.interface import implementer
 
+from fyrehose.broker import fanout
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.fanout import SHARED, SHARED_COUNT, TURN, Fanout
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Closed, JournalCorrupt
+from fyrehose.errors import Closed, Forbidden, JournalCorrupt
 from fyrehose.interfaces import IConnectedSink, IRelay
 from fyrehose.net.turns import ROUND
 from fyrehose.net.turns import Turns as ServerTurns
 from fyrehose.records import Delivery, Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal, RecordingSink
+from tests.doubles.steps import advance_until
+from tests.verification.consumers.ran import Ran
 
 
 class Turns(Clock):
@@ -109,118 +111,6 @@ def test_subscription_beyond_the_end_waits_where_another_server_may_have_the_rec
         server.publish(b"1", b"2", b"3")
         assert server.broker.subscribe("s", 3, RecordingSink()).position == 3, "a follower may have delivered it"
     assert server.broker.subscribe("s", 20, RecordingSink()).position == position
-
-
-@pytest.mark.parametrize("expired", range(6))
-def test_expired_records_are_not_delivered_although_they_were_delivered_to_others_before(expired: int) -> None:
-    """The latest deliveries are kept for subscribers that come later; records expire meanwhile."""
-    kept = [Run.of("s", [b"%d" % n], source="test").numbered(n, time=n) for n in range(1, 6)]
-    oldest = 1
-
-    def read(stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
-        return tuple(kept[max(start, oldest) - 1 :][:2])
-
-    clock = Clock()
-    fanout = Fanout(ServerTurns(clock), read, lambda stream, time: time < oldest)
-
-    def delivered() -> RecordingSink:
-        sink = RecordingSink()
-        fanout.subscribe("s", 0, 5, sink).resumeProducing()
-        while clock.getDelayedCalls():
-            clock.advance(0)
-        return sink
-
-    assert delivered().payloads == [b"1", b"2", b"3", b"4", b"5"]
-    oldest = expired + 1
-    late = delivered()
-    assert late.payloads == [b"%d" % seq for seq in range(oldest, 6)]
-    assert late.gaps == ([(1, expired)] if expired else []), "told at once, not with the next record"
-
-
-def test_nothing_is_delivered_before_the_subscription_is_resumed(server: Server) -> None:
-    sink = RecordingSink()
-    subscription = server.broker.subscribe("s", 0, sink)
-    server.publish(b"a")
-    server.settle()
-    assert not sink.deliveries
-    assert [cursor.paused for cursor in server.broker.fanout.cursors] == [True]
-    subscription.resumeProducing()
-    assert [cursor.paused for cursor in server.broker.fanout.cursors] == [False]
-    server.settle()
-    assert sink.payloads == [b"a"]
-
-
-def test_a_paused_subscriber_costs_no_reads_and_misses_nothing(server: Server) -> None:
-    sink, subscription = server.subscribe(0)
-    subscription.pauseProducing()
-    for n in range(100):
-        server.publish(b"%d" % n)
-        server.settle()
-    assert not sink.deliveries
-    subscription.resumeProducing()
-    subscription.resumeProducing()
-    server.settle()
-    assert sink.payloads == [b"%d" % n for n in range(100)]
-
-
-def test_a_sink_may_pause_its_subscription_during_delivery(server: Server) -> None:
-    class Cautious(RecordingSink):
-        subscription: Any = None
-
-        def deliver(self, delivery: Delivery) -> None:
-            super().deliver(delivery)
-            self.subscription.pauseProducing()
-
-    sink = Cautious()
-    sink.subscription = server.broker.subscribe("s", 0, sink)
-    for _ in range(3):
-        server.publish(b"x" * TURN)
-    for n in range(1, 4):
-        sink.subscription.resumeProducing()
-        server.settle()
-        assert len(sink.deliveries) == n
-
-
-@pytest.mark.parametrize("when", ["waiting", "queued", "delivering"])
-def test_a_stopped_subscriber_receives_nothing_and_disturbs_no_other(server: Server, when: str) -> None:
-    class Leaving(RecordingSink):
-        subscription: Any = None
-
-        def deliver(self, delivery: Delivery) -> None:
-            super().deliver(delivery)
-            self.subscription.stopProducing()
-
-    leaving = Leaving() if when == "delivering" else RecordingSink()
-    before, _ = server.subscribe()
-    _, subscription = server.subscribe(sink=leaving)
-    if when == "delivering":
-        leaving.subscription = subscription
-    after, _ = server.subscribe()
-    if when == "waiting":
-        server.settle()
-    if when != "delivering":
-        subscription.stopProducing()
-    server.publish(b"one")
-    server.settle()
-    server.publish(b"two")
-    server.settle()
-    assert before.payloads == after.payloads == [b"one", b"two"]
-    assert leaving.payloads == ([b"one"] if when == "delivering" else [])
-    assert leaving.reason is None
-
-
-def test_a_sink_is_told_of_a_gap_before_the_records_behind_it(server: Server) -> None:
-    sink, subscription = server.subscribe(0)
-    server.publish(b"1")
-    server.settle()
-    subscription.pauseProducing()
-    for payload in (b"2", b"3", b"4"):
-        server.publish(payload)
-    server.journal.forget("s", 4)
-    subscription.resumeProducing()
-    server.settle()
-    assert sink.gaps == [(2, 3)]
-    assert sink.payloads == [b"1", b"4"]
 
 
 def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server: Server) -> None:
@@ -313,91 +203,6 @@ def test_a_subscriber_that_catches_up_does_not_delay_live_subscribers(server: Se
     assert len(slow.payloads) == 21
 
 
-def test_closing_ends_every_subscription(server: Server) -> None:
-    waiting, _ = server.subscribe()
-    server.settle()
-    queued, _ = server.subscribe()
-    server.broker.close()
-    assert isinstance(waiting.reason, Closed)
-    assert isinstance(queued.reason, Closed)
-    assert not server.clock.getDelayedCalls()
-
-
-class SparingSink(RecordingSink):
-    """A sink that takes one record of each delivery."""
-
-    def deliver(self, delivery: Delivery) -> int:
-        first = Delivery((delivery.runs[0].slice(0, 1),))
-        super().deliver(first)
-        return first.last_seq
-
-
-STEPS = st.one_of(
-    st.tuples(st.just("publish"), st.integers(1, 4)),
-    st.tuples(st.sampled_from(["subscribe", "subscribe sparing"]), st.integers(0, 12) | st.none()),
-    st.tuples(st.sampled_from(["pause", "resume", "leave"]), st.integers(0, 5)),
-    st.tuples(st.just("turn"), st.just(0)),
-)
-
-
-@settings(max_examples=60)
-@given(st.lists(STEPS, max_size=40))
-def test_every_subscriber_receives_every_record_once_and_in_order(steps: list[tuple[str, Any]]) -> None:
-    server = Server()
-    readers: list[tuple[int, RecordingSink, Any]] = []
-    for what, n in steps:
-        if what == "publish":
-            server.publish(*[b"x" * size for size in range(n)])
-        elif what == "turn":
-            server.turn()
-        elif what.startswith("subscribe"):
-            sink, subscription = server.subscribe(n, sink=SparingSink() if "sparing" in what else None)
-            readers.append((subscription.position, sink, subscription))
-        elif n < len(readers):
-            method = {"pause": "pauseProducing", "resume": "resumeProducing", "leave": "stopProducing"}[what]
-            getattr(readers[n][2], method)()
-    for _, _, subscription in readers:
-        subscription.resumeProducing()
-    server.settle()
-    last = server.broker.bounds("s")[1]
-    for start, sink, subscription in readers:
-        seqs = [record.seq for record in sink.records]
-        assert seqs == list(range(start + 1, start + 1 + len(seqs)))
-        assert subscription.position == start + len(seqs)
-        assert subscription.stopped or subscription.position == last
-        assert subscription.delivered == len(seqs)
-    payloads = [payload for _, sink, _ in readers for payload in sink.payloads]
-    delivered = [tally.delivered for tally in server.broker.fanout.tallies.values()]
-    assert delivered in ([], [(len(payloads), sum(map(len, payloads)))]), "other totals than what was delivered"
-
-
-class TestTrouble:
-    """Reading fails for one, and for nobody else."""
-
-    @pytest.mark.parametrize(
-        "error", [OSError(5, "Input/output error"), JournalCorrupt("damaged"), ValueError("a bug")]
-    )
-    def test_an_error_of_one_stream_stops_no_acknowledgement_and_no_other_subscriber(
-        self, server: Server, logged_errors, error: Exception
-    ) -> None:
-        fine, _ = server.subscribe(stream="fine")
-        bad, _ = server.subscribe(stream="bad")
-        server.settle()
-
-        def fail(stream: str, start: int) -> None:
-            if stream == "bad":
-                raise error
-
-        server.journal.before_read = fail
-        runs = [Run.of(stream, [b"x"], source="test") for stream in ("bad", "fine")]
-        published = server.broker.publish(runs)
-        server.settle()
-        assert published.result == (1, 1)
-        assert fine.payloads == [b"x"]
-        assert bad.reason is error
-        assert logged_errors.take()
-
-
 def test_subscriptions_that_fail_by_a_bug_end_with_a_log_line_and_the_others_go_on(
     server: Server, logged_errors: Any
 ) -> None:
@@ -429,32 +234,6 @@ def test_subscriptions_that_fail_by_a_bug_end_with_a_log_line_and_the_others_go_
     ]
 
 
-def test_a_subscription_paused_during_close_ends_when_it_is_resumed(server: Server) -> None:
-    sink = RecordingSink()
-    subscription = server.broker.subscribe("s", 0, sink)
-    server.publish(b"x")
-    server.broker.close()
-    assert sink.reason is None
-    subscription.resumeProducing()
-    assert isinstance(sink.reason, Closed)
-    assert not sink.deliveries
-    assert not server.clock.getDelayedCalls()
-
-
-def test_closing_twice_ends_each_subscription_once(server: Server) -> None:
-    reasons: list[Exception] = []
-
-    class Counting(RecordingSink):
-        def ended(self, reason: Exception) -> None:
-            reasons.append(reason)
-
-    server.subscribe(0, sink=Counting())
-    server.publish(b"x")
-    for _ in range(2):
-        server.broker.close()
-    assert len(reasons) == 1
-
-
 def test_the_number_of_kept_small_deliveries_is_bounded(server: Server) -> None:
     reads: list[str] = []
     server.journal.before_read = lambda stream, start: reads.append(stream)
@@ -469,66 +248,6 @@ def test_the_number_of_kept_small_deliveries_is_bounded(server: Server) -> None:
         assert reads == again, "the oldest is not kept"
 
 
-@implementer(IConnectedSink)
-class Named(RecordingSink):
-    """A sink that says who it is."""
-
-    connection = SimpleNamespace(subscriber=("protocol", "peer"))
-
-
-def test_deliveries_are_counted_by_protocol_also_after_subscribers_have_left(server: Server) -> None:
-    server.publish(b"abc", b"d")
-    _, one = server.subscribe(after=0, sink=Named())
-    server.subscribe(after=1, sink=Named())
-    server.subscribe(after=0)
-    server.settle()
-
-    def tallies() -> dict[str, tuple[int, int, int]]:
-        found = server.broker.fanout.tallies
-        return {plugin: (tally.subscriptions, tally.messages, tally.bytes) for plugin, tally in found.items()}
-
-    assert tallies() == {"protocol": (2, 3, 5), "": (1, 2, 4)}
-    assert sorted(cursor.subscriber for cursor in server.broker.fanout.cursors) == [
-        ("", ""),
-        ("protocol", "peer"),
-        ("protocol", "peer"),
-    ]
-    one.stopProducing()
-    one.stopProducing()
-    assert len(server.broker.fanout.cursors) == 2
-    assert tallies() == {"protocol": (1, 3, 5), "": (1, 2, 4)}
-    server.publish(b"e")
-    assert tallies()["protocol"] == (1, 4, 6)
-    server.broker.close()
-    assert not server.broker.fanout.cursors
-    assert tallies() == {"protocol": (0, 4, 6), "": (0, 3, 5)}
-
-
-def test_subscribers_of_a_stream_are_counted_and_leave_no_state(server: Server) -> None:
-    server.publish(b"x")
-    subscriptions = [server.subscribe(stream=stream)[1] for stream in ("s", "s", "new")]
-    server.settle()
-    assert [server.broker.fanout.subscribers(stream) for stream in ("s", "new", "none")] == [2, 1, 0]
-    for subscription in subscriptions:
-        subscription.stopProducing()
-    assert server.broker.fanout.subscribers("s") == 0
-    server.publish(b"y")
-    sink, _ = server.subscribe(0)
-    server.settle()
-    assert sink.payloads == [b"x", b"y"]
-
-
-def test_lag_of_a_cursor_is_its_distance_from_the_end(server: Server) -> None:
-    server.publish(b"1", b"2", b"3")
-    _, subscription = server.subscribe(after=1)
-    assert subscription.lag == 2
-    server.settle()
-    assert subscription.lag == 0
-    subscription.pauseProducing()
-    server.publish(b"4")
-    assert subscription.lag == 1
-
-
 def test_many_new_subscriptions_at_the_ends_of_their_streams_delay_no_delivery(server: Server) -> None:
     sink, _ = server.subscribe()
     server.settle()
@@ -536,23 +255,6 @@ def test_many_new_subscriptions_at_the_ends_of_their_streams_delay_no_delivery(s
         server.subscribe(stream=f"quiet-{number}")
     server.publish(b"a message")
     assert (sink.payloads, server.clock.getDelayedCalls()) == ([b"a message"], [])
-
-
-def test_a_sink_that_resumes_within_a_partial_delivery_gets_the_rest(server: Server) -> None:
-    class Partial(SparingSink):
-        subscription: Any
-
-        def deliver(self, delivery: Delivery) -> int:
-            self.subscription.pauseProducing()
-            self.subscription.resumeProducing()
-            return super().deliver(delivery)
-
-    sink = Partial()
-    sink.subscription = server.broker.subscribe("s", 0, sink)
-    sink.subscription.resumeProducing()
-    server.publish(b"a", b"b", b"c")
-    server.settle()
-    assert sink.payloads == [b"a", b"b", b"c"]
 
 
 def test_resuming_many_times_within_a_turn_costs_one_read(server: Server) -> None:
@@ -577,87 +279,6 @@ def test_resuming_many_times_within_a_turn_costs_one_read(server: Server) -> Non
     assert subscription.delivered == 3
 
 
-@implementer(IRelay)
-class Relay(RecordingSink):
-    """A sink that passes records on to clients of its own."""
-
-    subscriber = ("protocol", "2 clients")
-    audience = 2
-    sent = (0, 0)
-
-
-def test_a_relay_counts_its_clients_and_the_messages_that_it_sent_to_them(server: Server) -> None:
-    relay = Relay()
-    _, subscription = server.subscribe(sink=relay)
-    server.subscribe(sink=Named())
-    server.publish(b"abc", b"d")
-    server.settle()
-    tally = server.broker.fanout.tallies["protocol"]
-    assert tally.delivered == (2, 4), "the relay has sent nothing yet"
-    subscribers = server.broker.fanout.subscribers
-    assert (tally.subscribers, subscribers("s"), subscribers("t")) == (3, 3, 0)
-    relay.sent, relay.audience = (3, 7), 0
-    assert tally.delivered == (5, 11)
-    assert (tally.subscribers, server.broker.fanout.subscribers("s")) == (1, 1)
-    assert [cursor.audience for cursor in server.broker.fanout.cursors] == [0, 1]
-    subscription.stopProducing()
-    assert tally.delivered == (5, 11)
-    assert (tally.subscribers, server.broker.fanout.subscribers("s")) == (1, 1)
-
-
-@pytest.mark.parametrize("error", [RuntimeError, GeneratorExit, SystemExit, CancelledError])
-def test_sink_that_fails_or_raises_an_exit_ends_only_its_subscription(
-    server: Server, logged_errors: Any, error: type[BaseException]
-) -> None:
-    class Failing(RecordingSink):
-        def deliver(self, delivery: Delivery) -> None:
-            raise error
-
-        def ended(self, reason: Exception) -> None:
-            super().ended(reason)
-            raise error
-
-    before, _ = server.subscribe()
-    sink, subscription = server.subscribe(sink=Failing())
-    after, _ = server.subscribe()
-    published = server.broker.publish([Run.of("s", [b"a"], source="test")])
-    assert published.result == (1,), "its publisher is told"
-    server.settle()
-    server.publish(b"b")
-    server.settle()
-    assert before.payloads == after.payloads == [b"a", b"b"]
-    assert (type(sink.reason), subscription.stopped) == (RuntimeError, True)
-    assert len(logged_errors.take()) == 2, "it failed once, and once when it ended"
-
-
-def test_sink_may_publish_subscribe_stop_and_retire_while_it_is_called(server: Server) -> None:
-    """Each call within deliver() is one that a program makes, and each publish is durable within its call."""
-    others = [server.subscribe(stream="copies") for _ in range(2)]
-
-    class Busy(RecordingSink):
-        def deliver(self, delivery: Delivery) -> None:
-            super().deliver(delivery)
-            for run in delivery.runs:
-                copies = [bytes(payload) for payload in run.payloads()]
-                server.publish(*copies, stream="copies")
-                if run.last_seq < 3:
-                    server.publish(b"again")
-            others[1][1].stopProducing()
-            server.subscribe(after=0, stream="copies")[1].stopProducing()
-            subscription.pauseProducing()
-            subscription.resumeProducing()
-            if server.broker.exists("spare"):
-                server.broker.retire(["spare"])
-
-    server.publish(b"x", stream="spare")
-    sink, subscription = server.subscribe(sink=Busy())
-    server.publish(b"a")
-    server.settle()
-    assert sink.payloads == [b"a", b"again", b"again"]
-    assert others[0][0].payloads == sink.payloads
-    assert len(others[1][0].payloads) <= 1
-
-
 def test_watcher_of_new_streams_that_fails_affects_no_publish(server: Server, logged_errors: Any) -> None:
     created: list[str] = []
 
@@ -669,3 +290,269 @@ def test_watcher_of_new_streams_that_fails_affects_no_publish(server: Server, lo
     published = server.broker.publish([Run.of("new", [b"a"], source="test")])
     assert (published.result, created) == ((1,), ["new"])
     assert [event["log_failure"].getErrorMessage() for event in logged_errors.take()] == ["new"]
+
+
+OTHER_STEPS = ("pause", "leave", "end", "send", "expire", "forget", "settle")
+FAILURES = (RuntimeError("bug"), OSError(5, "no"), GeneratorExit(), SystemExit(), CancelledError())
+
+
+class Chatty(RecordingSink):
+    """A sink that pauses, resumes, stops, fails, and takes a part, at random; it checks what it gets as it arrives."""
+
+    def __init__(self, world: World, stream: str, start: int, subscriber: tuple[str, str] = ("", "")) -> None:
+        super().__init__()
+        self.world, self.stream, self.next = world, stream, start + 1
+        self.subscriber, self.network = subscriber, "192.0.2.1"
+        self.connection = SimpleNamespace(subscriber=subscriber, closes_in=start)
+        self.audience, self.sent = world.random.randrange(4), (0, 0)
+        self.is_relay = IRelay.providedBy(self)
+        self.cursor: Any = None
+        self.paused = True
+        self.error: BaseException | None = None
+        self.got = self.owned = 0
+
+    def unsubscribed(self) -> None:
+        """Note as the owner of the subscription that it ended."""
+        self.owned -= 1
+
+    def skipped(self, first: int, last: int) -> None:
+        world = self.world
+        until = min(world.oldest[self.stream], world.ends[self.stream] + 1)
+        world.expect((first, last + 1) == (self.next, until), "the gap is not what has expired")
+        world.expect(self.reason is None, "a gap was told after the end")
+        self.next = last + 1
+        if world.random.random() < 0.1:
+            self._act("fail")
+
+    def deliver(self, delivery: Delivery) -> int | None:
+        world, random = self.world, self.world.random
+        world.expect(not self.paused and self in world.readers, "a delivery to a paused or ended subscription")
+        world.expect(delivery.first_seq == self.next >= world.oldest[self.stream], "an expired or a wrong record")
+        records = [record for run in delivery.runs for record in run.records()]
+        sent = [b"%s %d" % (self.stream.encode(), seq) for seq in range(self.next, delivery.last_seq + 1)]
+        world.expect([record.payload for record in records] == sent, "other records than were published")
+        act = random.choice(("all", "all", "pause", "again", "stop", "fail", "publish", "subscribe", "end"))
+        taken = random.randint(delivery.first_seq - 1, delivery.last_seq) if random.random() < 0.3 else None
+        if act in ("fail", "end") or (act == "stop" and self.is_relay):
+            taken = None
+        kept = [record for record in records if taken is None or record.seq <= taken]
+        self.next += len(kept)
+        self.got += len(kept)
+        if not self.is_relay:
+            world.count(self, len(kept), sum(len(record.payload) for record in kept))
+        self._act(act)
+        return taken
+
+    def _act(self, act: str) -> None:
+        if act in ("pause", "again"):
+            self.world.use(self, "pause")
+        if act == "again":
+            self.world.use(self, "resume")
+        elif act == "publish":
+            self.world.publish()
+        elif act == "subscribe":
+            self.world.subscribe()
+        elif act == "stop":
+            self.world.leave(self)
+        elif act == "end":
+            self.world.use(self, "end")
+            raise RuntimeError("a bug behind the end")
+        elif act == "fail":
+            self.error = self.world.random.choice(FAILURES)
+            raise self.error
+
+    def ended(self, reason: Exception) -> None:
+        world = self.world
+        world.expect(self.reason is None, "the end was told twice")
+        error = self.error if isinstance(self.error, Exception) else RuntimeError(repr(self.error))
+        world.expect(reason is world.broken or repr(reason) == repr(error), "the reason of the end is another")
+        self.reason = reason
+        world.left(self)
+        if world.random.random() < 0.2:
+            raise RuntimeError("a bug at the end")
+
+
+@implementer(IConnectedSink)
+class ChattyClient(Chatty):
+    """Such a sink of one peer."""
+
+
+@implementer(IRelay)
+class ChattyRelay(Chatty):
+    """Such a sink that passes records on to clients of its own."""
+
+
+#: The kinds of sinks, each with the protocol and the peer that it names.
+KINDS = ((Chatty, ("", "")), (ChattyClient, ("figg", "1")), (ChattyClient, ("http", "")), (ChattyRelay, ("figg", "2")))
+
+
+class World:
+    """A fan-out of two streams, and a plain table of what each subscriber has got, and of what was counted."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.clock = Random(seed), Clock()
+        self.kept: dict[str, list[Run]] = {"a": [], "b": []}
+        self.ends, self.oldest = dict.fromkeys(self.kept, 0), dict.fromkeys(self.kept, 1)
+        self.readers: list[Chatty] = []
+        self.counted: dict[str, tuple[int, int]] = {}
+        self.broken: Exception | None = None
+        self.wrong: list[str] = []
+        self.fanout = Fanout(ServerTurns(self.clock), self.read, lambda stream, time: time < self.oldest[stream])
+
+    def expect(self, holds: object, what: str) -> None:
+        """Note what is wrong: an error that a sink raises would only end its subscription."""
+        if not holds:
+            self.wrong.append(what)
+
+    def read(self, stream: str, start: int, max_bytes: int) -> tuple[Run, ...]:
+        if self.broken is not None:
+            raise self.broken
+        first = max(start, self.oldest[stream])
+        found = [run for run in self.kept[stream] if run.last_seq >= first]
+        return tuple(run.slice(max(0, first - run.first_seq), len(run)) for run in found[: self.random.randint(1, 3)])
+
+    def publish(self) -> None:
+        for stream in self.random.choice((["a"], ["b"], ["a", "b"])):
+            first = self.ends[stream] + 1
+            self.ends[stream] += self.random.randint(1, 3)
+            payloads = [b"%s %d" % (stream.encode(), seq) for seq in range(first, self.ends[stream] + 1)]
+            self.kept[stream].append(Run.of(stream, payloads, source="t").numbered(first, time=first))
+        self.fanout.durable(dict(self.ends))
+
+    def expire(self) -> None:
+        """Let the oldest runs of a stream expire; the time of a run is its first number."""
+        stream = self.random.choice("ab")
+        starts = [*(run.first_seq for run in self.kept[stream]), self.ends[stream] + 1]
+        self.oldest[stream] = self.random.choice([first for first in starts if first >= self.oldest[stream]])
+
+    def subscribe(self) -> None:
+        stream = self.random.choice("ab")
+        start = self.random.randint(0, self.ends[stream])
+        kind, subscriber = self.random.choice(KINDS)
+        reader = kind(self, stream, start, subscriber)
+        reader.owned = int(kind is ChattyClient)
+        owner: Any = reader if reader.owned else None
+        reader.cursor = self.fanout.subscribe(stream, start, self.ends[stream], reader, owner)
+        self.readers.append(reader)
+        self.count(reader, 0, 0)
+
+    def count(self, reader: Chatty, messages: int, size: int) -> None:
+        before = self.counted.get(reader.subscriber[0], (0, 0))
+        self.counted[reader.subscriber[0]] = before[0] + messages, before[1] + size
+
+    def leave(self, reader: Chatty) -> None:
+        reader.cursor.stopProducing()
+        self.left(reader)
+
+    def left(self, reader: Chatty) -> None:
+        self.expect(not reader.owned, "the owner does not know of the end")
+        if reader in self.readers:
+            self.readers.remove(reader)
+            if reader.is_relay:
+                self.count(reader, *reader.sent)
+
+    def step(self) -> None:
+        """Do something at random, perhaps while no record can be read."""
+        random = self.random
+        self.broken = random.choice((OSError(5, "no"), JournalCorrupt("damaged"))) if random.random() < 0.05 else None
+        what = random.choice(("publish", "subscribe", "turn", "turn", "resume", "resume", *OTHER_STEPS))
+        if what in ("publish", "subscribe", "expire", "settle"):
+            {"publish": self.publish, "subscribe": self.subscribe, "expire": self.expire, "settle": self.settle}[what]()
+        elif what == "turn":
+            self.clock.advance(0)
+        elif what == "forget":
+            self.fanout.forget_stream(random.choice("ab"))
+        elif self.readers:
+            self.use(random.choice(self.readers), what)
+        self.broken = None
+
+    def use(self, reader: Chatty, what: str) -> None:
+        if what == "resume":
+            reader.paused = False
+            reader.cursor.resumeProducing()
+        elif what == "pause":
+            reader.paused = True
+            reader.cursor.pauseProducing()
+        elif what == "leave":
+            self.leave(reader)
+        elif what == "end":
+            reader.error = Forbidden("no longer")
+            reader.cursor.end(reader.error)
+        else:
+            reader.audience = self.random.randrange(4)
+            reader.sent = (reader.sent[0] + 2, reader.sent[1] + 5)
+
+    def settle(self) -> None:
+        advance_until(lambda: not self.clock.getDelayedCalls(), self.clock, 0)
+        for reader in self.readers:
+            assert reader.paused or reader.next == self.ends[reader.stream] + 1, "a subscriber was left behind"
+
+    def check(self) -> None:
+        """Compare the figures of the fan-out with the table."""
+        fanout = self.fanout
+        assert not self.wrong, "; ".join(self.wrong)
+        assert [cursor.sink for cursor in fanout.cursors] == self.readers, "other subscriptions, or in another order"
+        for reader in self.readers:
+            cursor = reader.cursor
+            assert cursor.paused is reader.paused
+            assert (cursor.position, cursor.delivered) == (reader.next - 1, reader.got)
+            assert cursor.lag == self.ends[reader.stream] - cursor.position
+            assert (cursor.audience, cursor.subscriber) == (
+                reader.audience if reader.is_relay else 1,
+                reader.subscriber,
+            )
+            assert cursor.closes_in == (reader.connection.closes_in if reader.owned else None)
+        for stream in self.kept:
+            there = [reader.cursor.audience for reader in self.readers if reader.stream == stream]
+            assert fanout.subscribers(stream) == sum(there), f"other clients of stream {stream!r}"
+        for protocol, counted in self.counted.items():
+            tally = fanout.tallies[protocol]
+            there = [reader.cursor.audience for reader in self.readers if reader.subscriber[0] == protocol]
+            sent = [reader.sent for reader in self.readers if reader.subscriber[0] == protocol and reader.is_relay]
+            assert (tally.messages, tally.bytes) == counted
+            assert tally.delivered == tuple(map(sum, zip(counted, *sent, strict=True)))
+            assert (tally.subscriptions, tally.subscribers) == (len(there), sum(there))
+
+
+def run_schedule(seed: int) -> None:
+    """Run random steps, then resume and end every subscription."""
+    world = World(seed)
+    for _ in range(60):
+        world.step()
+        world.check()
+    for reader in [*world.readers]:
+        world.use(reader, "resume")
+    world.settle()
+    world.check()
+    for reader in world.readers[::2]:
+        world.use(reader, "pause")
+    closed = Closed("the server stops")
+    for reader in world.readers:
+        reader.error = closed
+    for _ in range(2):
+        world.fanout.close(closed)
+    assert all(reader.paused for reader in world.readers), "a subscription outlives the server"
+    for reader in [*world.readers]:
+        world.use(reader, "resume")
+    world.check()
+    assert not world.readers, "a subscription is left"
+    assert not world.clock.getDelayedCalls(), "a turn is left"
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 40))
+def test_random_schedules_of_subscribers_agree_with_a_plain_table(logged_errors: Any, seed: int) -> None:
+    for number in range(seed, seed + 40):
+        run_schedule(number)
+    assert logged_errors.take(), "no sink has failed"
+
+
+def test_the_schedules_of_subscribers_reach_every_branch(logged_errors: Any) -> None:
+    with Ran(fanout) as ran:
+        for seed in range(60):
+            run_schedule(seed)
+    assert logged_errors.take(), "no sink has failed"
+    assert ran.never() == {
+        "Cursor._take_back: return",
+        'Cursor.failed: log.failure("{subscription} ends: its turn failed; please re',
+        "Fanout._share: self._recent_size -= self._recent.popitem(last=False)[1].siz",
+    }, "other branches than those of a bug, and of the bound of the kept deliveries, have a test of their own"
