@@ -6,17 +6,20 @@ A commit runs in the reactor's thread only if it is small, fits into the segment
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from random import Random
 from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
+from twisted.python.failure import Failure
 
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import journal as module
@@ -41,7 +44,7 @@ from fyrehose.journal.commit import (
     ThreadWorker,
     settle,
 )
-from fyrehose.journal.format import BATCH_HEADER
+from fyrehose.journal.format import BATCH, BATCH_HEADER
 from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
@@ -132,38 +135,6 @@ def test_appends_of_one_turn_of_the_reactor_share_one_commit(bench: Bench, worke
     assert len(pace.seen) == 1
 
 
-def test_commits_run_in_the_writer_thread_when_the_disk_is_slow(bench: Bench, worker: HandWorker, pace: Near) -> None:
-    pace.near = False
-    append = bench.append(b"a")
-    bench.clock.advance(0)
-    assert durable(append) == [False]
-    worker.work()
-    assert durable(append) == [True]
-    assert len(pace.seen) == 1, "the disk is measured there, too"
-
-
-def test_large_commit_runs_in_the_writer_thread(bench: Bench, worker: HandWorker, pace: Near) -> None:
-    append = bench.append(bytes(SMALL))
-    bench.clock.advance(0)
-    assert durable(append) == [False]
-    worker.work()
-    assert durable(append) == [True]
-    assert not pace.seen, "it says nothing about small ones"
-
-
-def test_every_small_commit_is_measured_to_choose_the_thread(bench: Bench, worker: HandWorker, pace: Near) -> None:
-    commits = bench.journal._commits
-    sizes = []
-    for payload in (bytes(8), bytes(SMALL - 98)):
-        bench.append(payload)
-        bench.clock.advance(0)
-        worker.work()
-        sizes.append(commits._last)
-    assert sizes == [106, SMALL]
-    assert len(pace.seen) == 2
-    assert all(0 <= seconds < 60 for seconds in pace.seen)
-
-
 def test_an_observer_that_fails_is_reported(bench: Bench, worker: HandWorker, pace: Near, logged_errors: Any) -> None:
     bench.observer.then = lambda ends: 1 // 0
     for near in (True, False):
@@ -173,76 +144,6 @@ def test_an_observer_that_fails_is_reported(bench: Bench, worker: HandWorker, pa
         worker.work()
         assert [error["log_failure"].type for error in logged_errors.take()] == [ZeroDivisionError]
     bench.observer.then = lambda ends: None
-
-
-def test_a_commit_that_grew_large_before_it_ran_goes_to_the_writer_thread(bench: Bench, worker: HandWorker) -> None:
-    appends = [bench.append(b"a"), bench.append(bytes(SMALL))]
-    bench.clock.advance(0)
-    assert durable(*appends) == [False, False]
-    worker.work()
-    assert durable(*appends) == [True, True]
-    assert bench.payloads() == [b"a", bytes(SMALL)]
-
-
-def test_a_commit_waits_while_the_writer_thread_is_busy(bench: Bench, worker: HandWorker) -> None:
-    other = worker.call(lambda: None)
-    append = bench.append(b"a")
-    bench.clock.advance(0)
-    assert durable(append) == [False], "two threads must not write at once"
-    worker.work()
-    assert durable(other, append) == [True, True]
-
-
-def test_an_append_during_a_retirement_is_committed_without_a_later_append(bench: Bench, worker: HandWorker) -> None:
-    bench.append(bytes(1_000))
-    bench.clock.advance(0)
-    retired = bench.journal.retire(["s"])
-    append = bench.append(b"a", stream="other")  # smaller than the last commit
-    for _ in range(2):
-        bench.clock.advance(0)
-        worker.work()
-    assert durable(retired, append) == [True, True]
-
-
-def test_a_commit_waits_for_a_job_that_the_writer_thread_got_in_the_same_turn(bench: Bench, worker: HandWorker) -> None:
-    append = bench.append(b"a")
-    other = worker.call(lambda: None)
-    bench.clock.advance(0)
-    assert durable(append) == [False]
-    worker.work()
-    assert durable(append, other) == [True, True]
-
-
-def test_appends_before_and_behind_a_retirement_have_commits_of_their_own(bench: Bench, worker: HandWorker) -> None:
-    for name in ("a", "b"):
-        bench.append(b"x", stream=name)
-    retired = [bench.journal.retire([name]) for name in ("a", "b")]
-    behind = bench.append(b"y", stream="a")
-    for _ in range(4):
-        bench.clock.advance(0)
-        worker.work()
-    assert durable(*retired, behind) == [True, True, True]
-    assert (dict(bench.journal.retired()), dict(bench.journal.ends())) == ({"b": 1}, {"a": 2})
-
-
-def test_commit_that_begins_a_segment_runs_in_the_writer_thread(
-    open_journal: Opener, worker: HandWorker, pace: Near
-) -> None:
-    bench = opened(open_journal, worker, pace, segment_size=4096)
-    near = far = 0
-    for i in range(40):
-        append = bench.append(b"%d" % i * 100)
-        bench.clock.advance(0)
-        near += append.called
-        far += not append.called
-        base = bench.journal.status().segments
-        worker.work()
-        assert append.called
-        assert (bench.journal.status().segments > base) <= (far > 0)
-    assert near > far > 0
-    assert far == bench.journal.status().segments - 1, "these and only these rolled"
-    assert bench.payloads() == [b"%d" % i * 100 for i in range(40)]
-    bench.close()
 
 
 @pytest.mark.parametrize(("more", "rolls"), [(0, False), (1, True)])
@@ -385,33 +286,6 @@ def rig() -> Rig:
     return Rig()
 
 
-def test_one_commit_is_scheduled_for_several_publishes(rig: Rig) -> None:
-    rig.commits.schedule()
-    assert not rig.worker.jobs, "nothing waits"
-    for payload in (b"a", b"b"):
-        rig.submit(payload)
-    assert len(rig.worker.jobs) == 1
-    rig.worker.work(1)
-    assert rig.writer.payloads == [b"a", b"b"]
-    assert [bytes(item.runs[0].payload) for item in rig.done[0].items] == [b"a", b"b"]
-    assert rig.writer.times == [(100, 50)] * 2, "the time of records never goes back, that of the clock may"
-    rig.commits.schedule()
-    assert not rig.worker.jobs
-
-
-def test_publishes_stay_in_order_while_the_writer_has_to_wait(rig: Rig) -> None:
-    rig.writer.may = False
-    for payload in (b"a", b"b"):
-        rig.submit(payload)
-    rig.worker.work(1)
-    assert (rig.done, len(rig.commits.waiting), len(rig.worker.jobs)) == ([], 2, 0)
-    rig.writer.may = True
-    rig.commits.schedule()
-    rig.worker.work(1)
-    assert len(rig.done[0].items) == 2
-    assert rig.writer.payloads == [b"a", b"b"]
-
-
 def test_publish_of_another_network_overtakes_large_ones_that_wait(rig: Rig) -> None:
     for number in range(4):
         rig.submit(b"large %d" % number, 2 * LEAST_COMMIT, network="192.0.2.1")
@@ -420,21 +294,6 @@ def test_publish_of_another_network_overtakes_large_ones_that_wait(rig: Rig) -> 
         rig.worker.work(1)
         rig.commits.schedule()
     assert rig.writer.payloads == [b"large 0", b"small", b"large 1", b"large 2", b"large 3"]
-
-
-def test_publish_during_a_commit_belongs_to_the_next(rig: Rig) -> None:
-    rig.submit(b"first")
-
-    def meanwhile() -> None:
-        rig.writer.meanwhile = lambda: None
-        rig.submit(b"meanwhile")
-
-    rig.writer.meanwhile = meanwhile
-    rig.worker.work(1)
-    assert [len(commit.items) for commit in rig.done] == [1]
-    rig.commits.schedule()
-    rig.worker.work(1)
-    assert rig.writer.payloads == [b"first", b"meanwhile"]
 
 
 def test_size_of_a_commit_is_limited(rig: Rig) -> None:
@@ -481,48 +340,11 @@ def test_next_commit_is_scheduled_ahead_when_as_large_as_the_last_small_one(
     assert bool(rig.worker.jobs) is ahead
 
 
-def test_a_commit_without_room_waits_in_front_of_what_came_meanwhile(rig: Rig) -> None:
-    rig.writer.error = NoRoom("none")
-    rig.submit(b"a")
-    rig.submit(b"b")
-    rig.worker.work(1)
-    assert [failure.check(NoRoom) for failure in rig.failures] == [NoRoom]
-    assert (rig.done, rig.commits.size) == ([], 2)
-    rig.writer.error = None
-    rig.submit(b"c")
-    rig.worker.work(1)
-    rig.commits.schedule()
-    rig.worker.work(1)
-    assert (rig.writer.payloads, rig.commits.size) == ([b"a", b"b", b"c"], 0)
-
-
-def test_nothing_is_written_or_passed_on_after_a_commit_that_failed(rig: Rig) -> None:
-    rig.writer.error = OSError(5, "Input/output error")
-    rig.submit(b"a")
-    rig.worker.work(1)
-    rig.writer.error = None
-    rig.submit(b"b")
-    rig.worker.work(1)
-    assert (len(rig.failures), rig.done, rig.writer.payloads) == (1, [], [])
-
-
 def test_a_commit_that_is_written_while_the_journal_ends_is_not_passed_on(rig: Rig) -> None:
     rig.writer.meanwhile = rig.commits.stop
     rig.submit(b"a")
     rig.worker.work(1)
     assert (rig.writer.payloads, rig.done) == ([b"a"], [])
-
-
-def test_nothing_is_written_behind_a_retirement_that_failed(rig: Rig) -> None:
-    """The writer's thread must not wait until the reactor knows of the failure."""
-    rig.writer.error = OSError("the disk failed")
-    rig.commits.submit(Publish([], 0, Owner([]), retires=["s"]))
-    rig.submit(b"behind")
-    rig.commits.commit()
-    rig.writer.error = None
-    while rig.worker.jobs:
-        rig.worker.work(1)
-    assert not rig.writer.payloads
 
 
 def test_two_threads_lose_no_publish_and_keep_the_order(rig: Rig) -> None:
@@ -547,6 +369,173 @@ def test_two_threads_lose_no_publish_and_keep_the_order(rig: Rig) -> None:
     jobs.put(False)
     thread.join()
     assert rig.writer.payloads == sent
+
+
+class Reactor(HandWorker):
+    """A reactor and its writer thread, of which a schedule runs each job, and reports its result, when it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn_ends: list[Callable[[], object]] = []
+        self.ran: list[tuple[Deferred[Any], Any]] = []
+        self.in_thread = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.jobs or self.ran)
+
+    def run(self) -> None:
+        job, done = self.jobs.pop(0)
+        self.in_thread = True
+        self.ran.append((done, job()))
+        self.in_thread = False
+
+    def report(self) -> None:
+        done, result = self.ran.pop(0)
+        done.callback(result)
+
+    def end_turn(self) -> None:
+        calls = [*self.turn_ends]
+        self.turn_ends.clear()
+        for call in calls:
+            call()
+
+    def drain(self) -> None:
+        while self.turn_ends or not self.idle:
+            for is_due, act in ((self.turn_ends, self.end_turn), (self.jobs, self.run), (self.ran, self.report)):
+                if is_due:
+                    act()
+
+
+class World:
+    """Commits to a fake disk without room at times, and plain lists of what was submitted, written and passed on."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.reactor, self.pace = Random(seed), Reactor(), Near()
+        self.networks = ["", "other"][: 1 + seed % 2]
+        self.submitted, self.written, self.passed = list[Publish](), list[Publish](), list[Publish]()
+        self.room, self.may, self.failed, self.small = True, True, False, 0
+        self.wall = 50
+        # The writer is this world itself, with the attributes and methods of a writer that commits use.
+        self.time, self.base, self.segment_size, self.position, self.durable = 60, 0, SMALL, 0, 0
+        writer: Any = self
+        clock, at_turn_end = RecordClock(lambda: self.wall, lambda: 0), self.reactor.turn_ends.append
+        self.commits = Commits(
+            writer,
+            self.reactor,
+            self.pace,
+            clock,
+            self.may_write,
+            at_turn_end,
+            self.synced,
+            self.broke,
+        )
+
+    def may_write(self, size: int) -> bool:
+        return self.may
+
+    def submit(self) -> None:
+        """Submit a publish, or the retirement of a stream; check where its commit is scheduled, if it is."""
+        network = self.random.choice(self.networks)
+        size = self.random.choice((1, 100, SMALL - BATCH_HEADER.size, SMALL, SMALL + 1, AHEAD, LEAST_COMMIT + 1))
+        run = Run.of(network or "s", [b"x"], source="t", first_seq=1)
+        publish = Publish([run], size, None, len(self.submitted), network=network)
+        if self.random.random() < 0.2:
+            publish = Publish([], 0, None, len(self.submitted), retires=["s"])
+        self.submitted.append(publish)
+        scheduled = len(self.reactor.jobs), len(self.reactor.turn_ends)
+        near = self.pace.near and self.reactor.idle and self.commits.size + publish.size <= SMALL
+        self.commits.submit(publish)
+        wanted = scheduled[0] + (not near), scheduled[1] + near
+        assert (len(self.reactor.jobs), len(self.reactor.turn_ends)) in (scheduled, wanted), "in the wrong thread"
+
+    def commit(self, batches: list[list[Run]], time: int, clock: int) -> Committed:
+        publishes = {id(run): publish for publish in self.submitted for run in publish.runs}
+        runs = [run for batch in batches for run in batch]
+        assert (time, clock) == (max(self.time, self.wall), self.wall), "the time of records goes back"
+        assert {run.time for run in runs} == {time}, "the records have another time"
+        items = [publishes[id(run)] for run in runs]
+        size = sum(item.size for item in items)
+        assert all(len(batch) == 1 or sum(publishes[id(run)].size for run in batch) <= BATCH for batch in batches)
+        self._write(items, size)
+        self.time = time
+        return Committed([], 0, 0, None)
+
+    def retire(self, streams: Sequence[str]) -> list[Any]:
+        self._write([next(item for item in self.submitted if item.retires and item not in self.written)], 0)
+        return []
+
+    def take_rolled(self) -> None:
+        """Return that no segment was completed."""
+
+    def _write(self, items: list[Publish], size: int) -> None:
+        if not self.reactor.in_thread:
+            assert self.reactor.idle, "two threads write at once"
+            assert size <= SMALL, "the reactor waits for a large commit"
+            assert self.position + size + BATCH_HEADER.size <= self.segment_size, "the reactor begins a segment"
+        assert self.may, "the gate is closed"
+        if not self.room:
+            raise NoRoom("none")
+        if self.random.random() < 0.003:
+            self.failed = True
+            raise OSError(5, "Input/output error")
+        assert not self.failed, "a commit behind one that has failed"
+        self.written += items
+        self.position = 0 if self.random.random() < 0.2 else self.position + size
+        self.position %= self.segment_size
+
+    def synced(self, commit: Commit) -> None:
+        assert not self.failed, "a commit was passed on behind one that has failed"
+        self.passed += commit.items
+        assert self.passed == self.written[: len(self.passed)], "passed on in another order than written"
+        self.small += commit.size <= SMALL
+        self.commits.schedule()
+
+    def broke(self, failure: Failure) -> None:
+        assert failure.check(NoRoom) or self.failed, str(failure)
+
+    def step(self) -> None:
+        reactor, random = self.reactor, self.random
+        what = random.choice((*["submit", "run", "report"] * 2, "submit", "turn", "room", "room", "pace", "job"))
+        if what == "submit":
+            self.submit()
+        elif what == "turn":
+            reactor.end_turn()
+        elif what == "run" and reactor.jobs:
+            reactor.run()
+        elif what == "report" and reactor.ran:
+            reactor.report()
+        elif what == "room":
+            self.room, self.may = random.choice(((True, True), (True, True), (False, True), (True, False)))
+            self.commits.schedule()
+        elif what == "pace":
+            self.pace.near, self.wall = not self.pace.near, self.wall + random.randint(-5, 9)
+        elif what == "job":
+            reactor.call(lambda: None)
+
+    def check(self) -> None:
+        under_way = sum(publish.size for publish in self.submitted if publish not in self.passed)
+        assert self.failed or self.commits.size == under_way, "another size waits than was submitted and not passed on"
+        for network in self.networks:
+            order = [publish for publish in self.submitted if publish.network == network]
+            written = [publish for publish in self.written if publish.network == network]
+            assert written == order[: len(written)], "written twice, not at all, or in another order"
+        assert self.failed or len(self.pace.seen) == self.small, "other commits were measured than the small ones"
+
+
+@pytest.mark.parametrize("seed", range(0, 200, 20))
+def test_random_schedules_of_commits_agree_with_plain_lists(seed: int) -> None:
+    for number in range(seed, seed + 20):
+        world = World(number)
+        for _ in range(120):
+            world.step()
+            world.check()
+        world.room = world.may = True
+        world.commits.schedule()
+        world.reactor.drain()
+        world.check()
+        assert world.failed or world.passed == world.written, "something was not passed on"
+        assert world.failed or len(world.written) == len(world.submitted), "something waits forever"
 
 
 # Settling.
@@ -603,105 +592,35 @@ def test_submitting_to_a_journal_that_is_not_writable_is_a_bug(open_journal: Ope
 # The pace.
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def measured(clock: Clock) -> Measured:
-    return Measured(clock.seconds)
-
-
-def feed(measured: Measured, seconds: float, commits: int = 100) -> None:
-    for _ in range(commits):
-        measured.took(seconds)
-
-
-def test_a_disk_counts_as_fast_only_after_25_fast_commits(measured: Measured) -> None:
-    feed(measured, 100e-6, 24)
-    assert not measured.near
-    feed(measured, 100e-6, 1)
-    assert measured.near
-
-
-def test_commits_between_the_two_limits_stay_in_their_thread(measured: Measured) -> None:
-    between = (FAST + SLOW) / 2
-    feed(measured, between)
-    assert not measured.near
-    feed(measured, FAST / 2)
-    feed(measured, between)
-    assert measured.near
-
-
-def test_slow_disk_moves_commits_to_the_writer_thread(measured: Measured) -> None:
-    feed(measured, FAST / 2)
-    feed(measured, 2 * SLOW)
-    assert not measured.near
-    feed(measured, FAST / 2)
-    assert measured.near, "it is fast again"
-
-
-def test_stalls_that_are_far_apart_leave_commits_in_their_thread(measured: Measured, clock: Clock) -> None:
-    for _ in range(10):
-        feed(measured, FAST / 2)
-        measured.took(10 * STALL)
-        assert measured.near
-        clock.advance(CALM)
-
-
-def test_two_stalls_move_commits_to_the_writer_thread_until_none_came_for_a_while(
-    measured: Measured, clock: Clock
-) -> None:
-    feed(measured, FAST / 2)
-    measured.took(1.01 * STALL)
-    assert measured.near
-    clock.advance(CALM - 0.001)
-    measured.took(1.01 * STALL)
-    assert not measured.near
-    feed(measured, FAST / 2)
-    clock.advance(CALM - 0.001)
-    feed(measured, FAST / 2)
-    assert not measured.near
-    clock.advance(0.001)
-    feed(measured, FAST / 2, 1)
-    assert measured.near
-
-
-def test_stalls_in_the_writer_thread_keep_commits_there(measured: Measured, clock: Clock) -> None:
-    feed(measured, FAST / 2)
-    measured.took(10 * STALL)
-    for _ in range(30):
-        measured.took(10 * STALL)
-        feed(measured, FAST / 2)
-        clock.advance(1.0)
-        assert not measured.near
-
-
-def test_a_commit_of_exactly_the_limit_is_not_a_stall(measured: Measured) -> None:
-    feed(measured, FAST / 2)
-    measured.took(STALL)
-    feed(measured, FAST / 2)
-    assert measured.near
-
-
-def test_a_few_slow_commits_of_a_fast_disk_leave_commits_in_their_thread(measured: Measured) -> None:
-    # On a busy machine any system call may take long, while other processes use the processor.
-    feed(measured, FAST / 2)
-    for _ in range(100):
-        feed(measured, FAST / 2, 3)
-        measured.took(0.9 * STALL)
-        assert measured.near
-
-
-def test_changes_of_the_committing_thread_are_logged_once_a_minute(measured: Measured, clock: Clock) -> None:
-    with capturedLogs() as events:
-        for _ in range(4):
-            feed(measured, FAST / 2)
-            feed(measured, 2 * SLOW)
-            clock.advance(QUIET / 4)
-        feed(measured, FAST / 2)
-    assert [event["log_format"].split()[-3:] for event in events] == [["the", "reactor's", "thread"]] * 2
+def test_thread_of_commits_agrees_with_a_plain_history_of_their_durations() -> None:
+    """A disk counts as fast after 25 fast commits, and as slow after slow ones, or after two stalls within a while."""
+    durations = (FAST / 2, FAST / 2, FAST / 2, (FAST + SLOW) / 2, 0.9 * STALL, STALL, 1.01 * STALL, 2 * SLOW, 60.0)
+    for seed in range(40):
+        random, clock = Random(seed), Clock()
+        measured, average, near = Measured(clock.seconds), 2 * SLOW, False
+        stalls: list[float] = []
+        said: list[float] = []
+        with capturedLogs() as events:
+            for number in range(60):
+                seconds = FAST / 5 if number == 0 else random.choice(durations)
+                for count in range(25 if number == 0 else random.choice((1, 1, 2, 30))):
+                    average += (min(seconds, 2 * SLOW) - average) / 16
+                    recent = [at for at in stalls if clock.seconds() - at < CALM]
+                    if seconds > STALL:
+                        stalls.append(clock.seconds())
+                    before, calm = near, not recent and seconds <= STALL
+                    near = average <= SLOW and not (recent and seconds > STALL) if near else average < FAST and calm
+                    if near != before and (not said or clock.seconds() - said[-1] >= QUIET):
+                        said.append(clock.seconds())
+                    measured.took(seconds)
+                    assert measured.near is near, f"after commit {number}.{count} of schedule {seed}, of {seconds} s"
+                    assert number or near is (count == 24)
+                clock.advance(random.choice((0, 0, 1, CALM - 1, CALM, QUIET)))
+        texts = [str(formatEvent(event)) for event in events]
+        assert len(texts) == len(said), "a change of the thread is logged at most once a minute"
+        assert re.fullmatch(r"commits take 0\.\d\d ms, and run in the reactor's thread", texts[0])
+        for text in texts[1:]:
+            assert re.fullmatch(r"commits take 0.*|a commit took [\d.]+ ms; commits run in the writer thread", text)
 
 
 # The worker.
