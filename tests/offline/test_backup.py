@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -99,6 +100,33 @@ def put_snapshot(directory: Path, position: int) -> None:
     scan.snapshot_path_of(directory, position).write_bytes(data)
 
 
+class Killed(BaseException):
+    """The error at which a process is killed."""
+
+
+def mortal(after: int, half: bool) -> Files:
+    """Return files that "kill" the process at change number *after*, which is done by half or not at all."""
+    killed, count = Killed(), [0]
+
+    class Mortal(FaultyFiles):
+        def _count(self, name: str) -> bool:
+            count[0] += name in ("write", "sync", "truncate", "rename", "unlink")
+            if count[0] > after:
+                raise killed
+            return False
+
+        def write(self, fd: int, data: Any, offset: int) -> None:
+            alive = count[0] <= after
+            try:
+                super().write(fd, data, offset)
+            except Killed:
+                if alive and half:
+                    SteppedFiles.write(self, fd, bytes(data)[: len(data) // 2], offset)
+                raise
+
+    return Mortal()
+
+
 @pytest.fixture
 def source(open_journal: Opener) -> Any:
     """Return a journal of several segments that is open."""
@@ -112,6 +140,118 @@ def backup(source: Any, tmp_path: Path) -> Path:
     """Return a backup of the journal."""
     backed_up(source.directory, tmp_path / "b")
     return tmp_path / "b"
+
+
+OTHER_STEPS = ("retention", "restart", "snapshot", "subscribe", "kill", "harm")
+
+
+class World:
+    """A journal, its backup, and the numbers that the backup has to have."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random, self.directory, self.target = Random(seed), directory, directory / "b"
+        self.source = opened(directory / "j", segment_size=4096)
+        self.have: set[int] = set()
+        self.begun, self.did = True, Counter[str]()
+        fill(self.source, 1)
+
+    def step(self) -> None:
+        random, path = self.random, self.source.directory
+        what = random.choice((*["fill", "backup"] * 2, *OTHER_STEPS))
+        if what == "fill":
+            fill(self.source, random.choice((1, 3, 12)))
+        elif what == "retention":
+            for segment in scan.segments(path)[:-1][: random.choice((1, 2, 9))]:
+                segment.path.unlink()
+                scan.snapshot_path_of(path, segment.base).unlink(missing_ok=True)
+                self.begun = False
+        elif what == "restart" and self.begun:  # a journal that lost its oldest segments would not start
+            self.source.close()
+            self.source = opened(path, segment_size=4096)
+        elif what == "snapshot":
+            put_snapshot(path, scan.segments(path)[-1].base)
+            fill(self.source, 12)  # the next segment refers to it
+        elif what == "subscribe":
+            name = random.choice(("lake", "other"))
+            if name in [each.name for each in subscriptions.registered(path)]:
+                subscriptions.delete(path, name)
+            else:
+                subscriptions.update(path, name, random.randrange(9), random.randrange(9))
+        elif what == "harm" and scan.segments(self.target):
+            self.harm()
+        elif what in ("backup", "kill"):
+            self.back_up(random.random() < 0.4, random.randrange(25) if what == "kill" else None)
+
+    def harm(self) -> None:
+        """Move the backup; append bytes that are not durable to it, or delete a segment that the source still has."""
+        path, moved = self.source.directory, self.target.with_name(f"{self.target.name}-moved")
+        shutil.copytree(self.target, moved)
+        self.target, there = moved, scan.segments(moved)
+        more = [
+            each.end - there[-1].end for each in look(self.source.directory).segments if each.base == there[-1].base
+        ]
+        with there[-1].path.open("ab") as file:  # a run that was killed has written no more than the source has
+            file.write(b"?" * sum(more))
+        at_source = [each.base for each in scan.segments(path)]
+        lost = [each.path for each in there[:-1] if each.base in at_source]
+        if lost and at_source[-1] > there[-1].base:
+            self.random.choice(lost).unlink()
+            self.back_up(mirror=False, steps=None)
+
+    def back_up(self, mirror: bool, steps: int | None) -> None:
+        path, target = self.source.directory, self.target
+        wanted = set(numbers(path))
+        files = Files() if steps is None else mortal(steps, self.random.random() < 0.5)
+        bases = {each.base for each in scan.segments(target)} if target.exists() else set()
+        start = look(path).start
+        if self.have and min(wanted) > max(self.have) + 1:
+            with pytest.raises(JournalGap, match=r"retention deleted the segments .* --subscription NAME"):
+                backed_up(path, target, mirror=mirror)
+            assert numbers(target) == sorted(self.have)
+            shutil.rmtree(target)
+            self.did["gap"], self.have = 1, set()
+            return
+        try:
+            done = backed_up(path, target, mirror=mirror, files=files)
+        except Killed:
+            self.did["killed"] += 1
+            found = set(numbers(target)) if scan.segments(target) else set()
+            must = self.have & wanted if mirror else self.have
+            assert must <= found <= self.have | wanted, "a backup that was killed has lost what it had"
+            assert not found or verify(target).problems == []
+            self.have = found
+        else:
+            self.did["mirror" if mirror else "kept"] += 1
+            assert done.deleted == (sum(base < start for base in bases) if mirror else 0)
+            self.have = wanted if mirror else self.have | wanted
+            self.check(mirror)
+
+    def check(self, mirror: bool) -> None:
+        path, target = self.source.directory, self.target
+        assert numbers(target) == sorted(self.have), "the backup has other messages"
+        assert look(target).mark == look(path).mark
+        assert verify(target).problems == []
+        assert subscriptions.registered(target) == subscriptions.registered(path)
+        there, here = set(scan.snapshots(path)), set(scan.snapshots(target))
+        assert here == there if mirror else here >= there, "other snapshots than at the source"
+        assert backed_up(path, target, mirror=mirror) == Copied(), "there was nothing to copy any more"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_schedules_of_a_backup_keep_what_they_have_to(tmp_path: Path, seed: int) -> None:
+    did = Counter[str]()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(5):
+        world = World(10 * seed + number, tmp_path / str(number))
+        for _ in range(30):
+            world.step()
+        world.back_up(mirror=bool(number % 2), steps=None)
+        restore(Directory(world.target), tmp_path / f"r{number}", Files())
+        assert started(tmp_path / f"r{number}") == sorted(world.have)
+        world.source.close()
+        did += world.did
+    assert did.keys() == {"killed", "gap", "mirror", "kept"}, "something was never tried"
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "a file was left open"
 
 
 class TestCopying:
@@ -136,29 +276,6 @@ class TestCopying:
         backed_up(source.directory, target)
         assert numbers(target) == list(range(1, 51))
 
-    @pytest.mark.parametrize("step", [1, 3, 40])
-    def test_next_run_copies_only_new_batches(self, source: Any, backup: Path, step: int) -> None:
-        for _ in range(5):
-            before = look(source.directory).mark
-            fill(source, step)
-            done = backed_up(source.directory, backup)
-            assert (done.records, done.size) == (step, look(source.directory).mark - before)
-            assert is_same_log(source.directory, backup)
-        assert backed_up(source.directory, backup) == Copied()
-        report = verify(backup)
-        assert (report.problems, report.notes) == ([], [])
-
-    def test_backup_continues_after_a_restart_of_the_source(
-        self, source: Any, backup: Path, open_journal: Opener
-    ) -> None:
-        source.close()
-        backed_up(source.directory, backup)
-        assert recover(backup, Files()).closed
-        again = open_journal(segment_size=4096)
-        fill(again, 5)
-        backed_up(source.directory, backup)
-        assert served(backup) == list(range(1, 56))
-
     def test_progress_reports_bytes(self, source: Any, tmp_path: Path) -> None:
         told: list[tuple[int, int]] = []
         backed_up(source.directory, tmp_path / "b", progress=lambda done, total: told.append((done, total)))
@@ -181,15 +298,6 @@ class TestCopying:
         assert len(told) > len(scan.segments(bench.directory)), "progress is reported within a segment, too"
         assert told == sorted(told)
         assert is_same_log(bench.directory, tmp_path / "b")
-
-    def test_a_segment_that_was_lost_in_the_backup_is_copied_again(self, source: Any, backup: Path) -> None:
-        second, third = (scan.segments(backup)[i].path for i in (1, 2))
-        second.unlink()
-        os.truncate(third, 100)
-        fill(source, 3)
-        backed_up(source.directory, backup)
-        assert is_same_log(source.directory, backup)
-        assert verify(backup).problems == []
 
     def test_a_segment_that_source_and_backup_lack_is_reported(self, source: Any, backup: Path) -> None:
         second = scan.segments(backup)[1]
@@ -238,17 +346,6 @@ class TestCopying:
         flip(last.path, 300)
         with pytest.raises(JournalCorrupt, match=f"{last.path.name} is damaged at byte"):
             backed_up(copy, target)
-
-    def test_moved_backup_is_continued(self, source: Any, tmp_path: Path) -> None:
-        target, moved = tmp_path / "b", tmp_path / "moved"
-        backed_up(source.directory, target)
-        shutil.copytree(target, moved)
-        assert backed_up(source.directory, moved) == Copied()
-        assert is_same_log(source.directory, moved)
-        fill(source, 2)
-        assert backed_up(source.directory, moved).records == 2
-        assert is_same_log(source.directory, moved)
-        assert not scan.look_at_mark(moved, Files()).copied
 
 
 class TestSnapshotsAndReaders:
@@ -307,17 +404,6 @@ class TestSnapshotsAndReaders:
         backed_up(source.directory, tmp_path / "b")
         assert is_same_log(source.directory, tmp_path / "b")
 
-    def test_subscriptions_are_copied_and_deleted_as_in_the_source(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        subscriptions.update(source.directory, "lake", 4096, 17)
-        subscriptions.update(source.directory, "gone", 64, 18)
-        backed_up(source.directory, target, subscription="backup")
-        assert [reader.name for reader in subscriptions.registered(target)] == ["gone", "lake"]
-        subscriptions.delete(source.directory, "gone")
-        fill(source, 1)
-        backed_up(source.directory, target, subscription="backup")
-        assert subscriptions.registered(target) == [subscriptions.FileSubscription("lake", 4096, 17)]
-
     def test_subscription_follows_the_backup(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
         updates: list[int] = []
@@ -348,91 +434,6 @@ class TestSnapshotsAndReaders:
 
 class TestInterruption:
     """A backup that is interrupted at any moment keeps its previous content, or has more."""
-
-    class Killed(BaseException):
-        pass
-
-    def files(self, after: int, half: bool) -> Files:
-        """Files that "kill" the process at change number *after*, which is done by half or not at all."""
-        killed, count = self.Killed, [0]
-
-        class Mortal(FaultyFiles):
-            def _count(self, name: str) -> bool:
-                count[0] += name in ("write", "sync", "truncate", "rename", "unlink")
-                if count[0] > after:
-                    raise killed
-                return False
-
-            def write(self, fd: int, data: Any, offset: int) -> None:
-                alive = count[0] <= after
-                try:
-                    super().write(fd, data, offset)
-                except killed:
-                    if alive and half:
-                        SteppedFiles.write(self, fd, bytes(data)[: len(data) // 2], offset)
-                    raise
-
-        return Mortal()
-
-    @pytest.mark.parametrize("half", [False, True], ids=["before", "half"])
-    @pytest.mark.parametrize("mirror", [False, True], ids=["kept", "mirror"])
-    def test_backup_killed_at_any_step_can_be_continued(
-        self, source: Any, tmp_path: Path, half: bool, mirror: bool
-    ) -> None:
-        base, target, scratch = tmp_path / "base", tmp_path / "b", tmp_path / "scratch"
-        backed_up(source.directory, base)
-        before, whole = numbers(base), look(base).mark
-        fill(source, 12)
-        if mirror:
-            for segment in scan.segments(source.directory)[:3]:
-                segment.path.unlink()
-        wanted = numbers(source.directory)
-        steps, ended = 0, False
-        while not ended:
-            for path in (target, scratch):
-                shutil.rmtree(path, ignore_errors=True)
-            shutil.copytree(base, target)
-            with Replica(target, Files()) as replica:
-                replica.note()  # the directory is no copy any more
-            assert numbers(target) == before
-            try:
-                backed_up(source.directory, target, files=self.files(steps, half), mirror=mirror)
-                ended = True
-            except self.Killed:
-                steps += 1
-            found = numbers(target)
-            assert set(before) & set(wanted) <= set(found)
-            assert found == list(range(found[0], found[-1] + 1))
-            assert verify(target).problems == []
-            shutil.copytree(target, scratch)
-            report = verify(scratch)
-            assert (report.problems, report.mark >= whole) == ([], True), "a copy has what was finished before"
-            (scratch / END).unlink()
-            fd = os.open(scratch / "MARK", os.O_RDWR)
-            noted = scan.look_at_mark(target, Files())
-            os.pwrite(fd, scan.pack_mark(noted.durable, noted.begin, Files().identity(fd)), 0)
-            os.close(fd)
-            assert set(found) <= set(started(scratch)), "a server starts on it"
-            backed_up(source.directory, target, mirror=mirror)
-            assert set(wanted) <= set(numbers(target))
-            assert verify(target).problems == []
-        assert steps > 10
-
-    def test_first_backup_killed_at_any_step_can_be_continued(self, source: Any, tmp_path: Path) -> None:
-        steps = 0
-        while True:
-            target = tmp_path / f"b{steps}"
-            try:
-                backed_up(source.directory, target, files=self.files(steps, half=True))
-                break
-            except self.Killed:
-                steps += 1
-            if scan.segments(target):
-                found = numbers(target)
-                assert found == list(range(1, len(found) + 1))
-            backed_up(source.directory, target)
-            assert is_same_log(source.directory, target)
-        assert steps > 20
 
     def test_durable_mark_and_file_names_are_written_only_after_a_sync(self, source: Any, tmp_path: Path) -> None:
         class Watched(SteppedFiles):
@@ -476,13 +477,6 @@ class TestInterruption:
             assert files.unsynced == set()
             fill(source, 12)
 
-    def test_bytes_behind_the_durable_mark_are_overwritten(self, source: Any, backup: Path) -> None:
-        with scan.segments(backup)[-1].path.open("ab") as file:
-            file.write(b"of a run that was killed" * 1000)
-        fill(source, 1)
-        backed_up(source.directory, backup)
-        assert is_same_log(source.directory, backup)
-
     def test_backup_is_continued_after_the_source_went_away(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
 
@@ -515,15 +509,13 @@ class TestRefusals:
             backed_up(other, target)
         assert {path.name: path.read_bytes() for path in target.iterdir() if path.is_file()} == before
 
-    def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        backed_up(source.directory, target)
+    def test_backup_in_which_a_server_was_started_is_refused(self, source: Any, backup: Path) -> None:
         with pytest.raises(ConfigError, match="is a backup"):
-            started(target)
-        started(opened_up(target))
+            started(backup)
+        started(opened_up(backup))
         fill(source, 5)
         with pytest.raises(JournalError, match="a server was started in the backup; use an empty directory"):
-            backed_up(source.directory, target)
+            backed_up(source.directory, backup)
 
     def test_source_restored_from_an_older_copy_is_refused(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
@@ -562,15 +554,6 @@ class TestRefusals:
         rename_journal(found[-1].path, b"b" * 16)
         with pytest.raises(JournalError, match=r"is another journal \(identity (62){16}\)"):
             backed_up(source.directory, target)
-
-    def test_segments_deleted_before_they_were_copied_are_reported(self, source: Any, backup: Path) -> None:
-        before = numbers(backup)
-        fill(source, 50)
-        for segment in scan.segments(source.directory)[:-2]:
-            segment.path.unlink()
-        with pytest.raises(JournalGap, match=r"retention deleted the segments between them; .* --subscription NAME"):
-            backed_up(source.directory, backup)
-        assert numbers(backup) == before
 
     def test_missing_segment_of_the_source_is_reported(self, source: Any, tmp_path: Path) -> None:
         target = tmp_path / "b"
@@ -692,42 +675,6 @@ class TestRefusals:
 
 
 class TestRetention:
-    def test_backup_keeps_segments_that_the_source_deleted(self, source: Any, backup: Path) -> None:
-        for segment in scan.segments(source.directory)[:3]:
-            segment.path.unlink()
-        fill(source, 5)
-        backed_up(source.directory, backup)
-        assert numbers(backup) == list(range(1, 56))
-
-    def test_backup_continues_when_the_source_deleted_everything_that_it_has(self, source: Any, tmp_path: Path) -> None:
-        mark = 0
-        while scan.segments(source.directory)[-1].base != mark:
-            backed_up(source.directory, tmp_path / "b")
-            mark = look(source.directory).mark
-            fill(source, 1)
-        for segment in scan.segments(source.directory)[:-1]:
-            segment.path.unlink()
-        backed_up(source.directory, tmp_path / "b")
-        assert numbers(tmp_path / "b") == list(range(1, source.next["s"]))
-
-    def test_mirror_deletes_segments_and_snapshots_that_the_source_deleted(self, source: Any, tmp_path: Path) -> None:
-        target = tmp_path / "b"
-        put_snapshot(source.directory, 0)
-        backed_up(source.directory, target, mirror=True)
-        assert scan.snapshots(target) == [0]
-        for segment in scan.segments(source.directory)[:3]:
-            segment.path.unlink()
-        scan.snapshot_path_of(source.directory, 0).unlink()
-        fill(source, 5)
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        done = backed_up(source.directory, target, mirror=True)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
-        assert done.deleted == 3
-        assert scan.snapshots(target) == []
-        assert look(target).start == look(source.directory).start == scan.look_at_mark(target, Files()).begin
-        assert not scan.index_path_of(target, 0).exists()
-        assert verify(target).problems == []
-
     def test_mirror_deletes_nothing_while_it_cannot_tell_which_snapshots_are_needed(
         self, source: Any, tmp_path: Path
     ) -> None:
@@ -740,13 +687,6 @@ class TestRetention:
         with pytest.raises(JournalCorrupt, match=f"{before[3]} is damaged"):
             backed_up(source.directory, target, mirror=True)
         assert sorted(target.glob("*.segment")) == before
-
-    def test_first_backup_begins_at_the_oldest_kept_segment(self, source: Any, tmp_path: Path) -> None:
-        for segment in scan.segments(source.directory)[:3]:
-            segment.path.unlink()
-        backed_up(source.directory, tmp_path / "b")
-        assert is_same_log(source.directory, tmp_path / "b")
-        assert served(tmp_path / "b")[-1] == 50
 
     def test_first_backup_is_repeated_while_retention_deletes(self, source: Any, tmp_path: Path) -> None:
         class Fading(Directory):
@@ -840,14 +780,6 @@ class TestFollowing:
 
 
 class TestRestore:
-    def test_server_starts_in_a_restored_directory(self, backup: Path, tmp_path: Path) -> None:
-        target = tmp_path / "restored"
-        assert restore(Directory(backup), target, Files()).done.records == 50
-        assert started(target) == list(range(1, 51))
-        assert verify(target).problems == []
-        assert {path.name for path in target.iterdir()} >= {"MARK", "LOCK"}
-        assert not (target / RESTORING).exists()
-
     def test_a_restored_journal_uses_no_number_again_that_was_given_out_after_the_backup(
         self, source: Any, backup: Path, tmp_path: Path, open_journal: Opener
     ) -> None:
@@ -861,16 +793,15 @@ class TestRestore:
         assert restored.journal.floor > lost["new"] + SKIPPED - 2001
         assert [record.seq for record in restored.records("s")] == list(range(1, 51))
 
-    def test_two_restores_of_one_backup_are_branches_that_each_continue_it(self, source: Any, tmp_path: Path) -> None:
-        backed_up(source.directory, tmp_path / "b")
+    def test_two_restores_of_one_backup_are_branches_that_each_continue_it(self, backup: Path, tmp_path: Path) -> None:
         first, second = tmp_path / "first", tmp_path / "second"
         for target in (first, second):
-            restore(Directory(tmp_path / "b"), target, Files())
+            restore(Directory(backup), target, Files())
         assert recover(first, Files()).identity == recover(second, Files()).identity
-        backed_up(first, tmp_path / "b")
-        assert is_same_log(first, tmp_path / "b")
+        backed_up(first, backup)
+        assert is_same_log(first, backup)
         with pytest.raises(JournalError, match="differ at position"):
-            backed_up(second, tmp_path / "b")
+            backed_up(second, backup)
 
     def test_an_exact_restore_ends_where_the_backup_ends(self, backup: Path, tmp_path: Path) -> None:
         target = tmp_path / "restored"
@@ -891,23 +822,21 @@ class TestRestore:
         restore(Directory(tape), target, Files())
         assert numbers(target) == list(range(1, 51))
 
-    def test_a_finished_exact_restore_survives_a_power_cut(self, source: Any, tmp_path: Path) -> None:
-        backed_up(source.directory, tmp_path / "b")
+    def test_a_finished_exact_restore_survives_a_power_cut(self, backup: Path, tmp_path: Path) -> None:
         target = tmp_path / "restored"
         target.mkdir()
         files = RecordingFiles(target)
-        restore(Directory(tmp_path / "b"), target, files, exact=True)
+        restore(Directory(backup), target, files, exact=True)
         whole = {path.name: path.read_bytes() for path in target.iterdir() if path.name not in ("LOCK", "readers")}
         assert RESTORING not in whole
         for state in images(files, len(files.log), Random(1), 3):
             assert state == whole
 
-    def test_power_cut_at_any_step_starts_no_server_that_uses_numbers_again(self, source: Any, tmp_path: Path) -> None:
-        backed_up(source.directory, tmp_path / "b")
+    def test_power_cut_at_any_step_starts_no_server_that_uses_numbers_again(self, backup: Path, tmp_path: Path) -> None:
         target = tmp_path / "restored"
         target.mkdir()
         files, found = RecordingFiles(target), set()
-        restore(Directory(tmp_path / "b"), target, files)
+        restore(Directory(backup), target, files)
         for upto in range(len(files.log) - 40, len(files.log) + 1):
             for number, state in enumerate(images(files, upto, Random(upto), 2)):
                 image = tmp_path / f"{upto}-{number}"
@@ -915,7 +844,7 @@ class TestRestore:
                 for name, data in state.items():
                     (image / name).write_bytes(data)
                 if restoring := (image / RESTORING).exists():
-                    restore(Directory(tmp_path / "b"), image, Files())
+                    restore(Directory(backup), image, Files())
                 assert recover(image, Files()).streams.ends["s"] > SKIPPED
                 found.add(restoring)
         assert found == {True, False}
@@ -935,17 +864,14 @@ class TestRestore:
             restore(Directory(tmp_path / "typo"), tmp_path / "restored", Files())
         assert not (tmp_path / "restored").exists()
 
-    def test_interrupted_restore_starts_no_server_and_can_be_repeated(self, source: Any, tmp_path: Path) -> None:
-        backup = tmp_path / "b"
-        backed_up(source.directory, backup)
-        interrupted = TestInterruption()
+    def test_interrupted_restore_starts_no_server_and_can_be_repeated(self, backup: Path, tmp_path: Path) -> None:
         steps = 0
         while True:
             target = tmp_path / f"restored{steps}"
             try:
-                restore(Directory(backup), target, interrupted.files(steps, half=True))
+                restore(Directory(backup), target, mortal(steps, half=True))
                 break
-            except TestInterruption.Killed:
+            except Killed:
                 steps += 1
             if any(path.name != "LOCK" and path.suffix != ".new" for path in target.iterdir()):
                 for quarantine in (False, True):
