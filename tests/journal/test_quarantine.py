@@ -191,84 +191,6 @@ def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(op
     assert verify(bench.directory).problems == []
 
 
-class TestNumbersAreNeverUsedAgain:
-    """Whatever quarantine sets aside, a number that a subscriber may have seen is never used again."""
-
-    def test_numbers_are_not_used_again_after_a_power_cut_behind_the_replacement(self, open_journal) -> None:
-        bench = open_journal()
-        for i in range(10):
-            bench.append(b"%d" % i)
-        bench.crash()
-        found = [header for header, _ in batches(bench)]
-        patch(bench, found[-1].position + 70, b"damage")
-        quarantine.set_aside(bench.directory, Files())  # and then the power fails
-        bench = open_journal()
-        assert bench.journal.ends()["s"] >= 10
-        assert bench.payloads() == [b"%d" % i for i in range(9)]
-
-    def test_numbers_are_not_used_again_if_their_reservation_is_damaged(self, open_journal) -> None:
-        """Numbers up to the reservation may have been given out, and no other batch notes them."""
-        bench = open_journal(durability=durability("never"))
-        bench.append(b"kept")
-        reserved = bench.journal.writer.streams.reserved["s"]
-        bench.crash()
-        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
-        patch(bench, where + 70, b"damage")
-        with pytest.raises(JournalCorrupt):
-            open_journal(durability=durability("never"))
-        bench = open_journal(durability=durability("never"), quarantine=True)
-        assert bench.payloads() == [b"kept"]
-        assert bench.journal.ends()["s"] >= reserved
-        assert bench.journal.floor >= reserved - 1
-
-    def test_numbers_are_not_used_again_if_a_gap_in_a_closed_log_is_damaged(self, open_journal) -> None:
-        """An orderly close ends reservations, but does not tell which numbers a damaged gap has skipped."""
-        bench = open_journal(durability=durability("never"))
-        bench.append(b"kept")
-        bench.crash()
-        bench = open_journal(durability=durability("never"))
-        end = bench.journal.ends()["s"]
-        assert end > 1, "the start has noted the numbers that may have been given out"
-        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.GAP]
-        bench.close()
-        patch(bench, where + 10, b"damage")
-        bench = open_journal(durability=durability("never"), quarantine=True)
-        assert bench.payloads() == [b"kept"]
-        assert bench.journal.ends()["s"] >= end
-
-    def test_numbers_are_not_used_again_after_a_second_quarantine(self, open_journal) -> None:
-        """The stream's first record is damaged; only the first quarantine's gap notes its numbers."""
-        bench = open_journal()
-        bench.crash()
-        patch(bench, 64 + 60, b"damage")
-        bench = open_journal(quarantine=True)
-        bench.append(b"first")
-        end = bench.journal.ends()["s"]
-        assert end > 1
-        bench.crash()
-        patch(bench, [header.position for header, _ in batches(bench)][-1] + 70, b"damage")
-        bench = open_journal(quarantine=True)
-        assert bench.journal.bounds("s")[1] >= end
-
-    def test_numbers_are_not_used_again_if_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
-        """That gap skips more numbers than its own bytes could have contained as records."""
-        bench = open_journal()
-        bench.append(b"kept")
-        at = bench.journal.writer.position
-        bench.append(*[b""] * 1000)
-        bench.crash()
-        patch(bench, at + 10, b"damage")
-        bench = open_journal(quarantine=True)
-        end, floor = bench.journal.ends()["s"], bench.journal.floor
-        bench.append(b"behind", stream="other")
-        bench.crash()
-        gap = [header for header, _ in batches(bench) if header.kind is fmt.Kind.GAP and not header.mended][-1]
-        patch(bench, gap.position + 10, b"damage")
-        bench = open_journal(quarantine=True)
-        assert bench.journal.ends()["s"] >= end
-        assert bench.journal.floor >= floor
-
-
 def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-untyped-def]
     """Return the batches of the only segment that can be read one after the other."""
     (segment,) = scan.segments(bench.directory)
@@ -507,6 +429,49 @@ def served(directory: Path) -> dict[tuple[str, int], bytes]:
     }
 
 
+def do_damage(bench, random: Random) -> set[tuple[str, int]]:  # type: ignore[no-untyped-def]
+    """Damage a batch, or the header of a segment, or delete a segment; return the stream and number of what is lost."""
+    found = [each for each in walk(Log.of(bench.directory)) if isinstance(each, Batch)]
+    rare = [each for each in found if each.header.kind is not fmt.Kind.RECORDS]
+    batch, how = random.choice(random.choice((found, rare))), random.choice(("batch", "batch", "header", "missing"))
+    lost = [batch]
+    if how == "header":
+        patch(bench, batch.segment.base + random.randrange(40), b"damage")
+        return set()
+    if how == "missing" and batch.segment.base and batch.segment.base != found[-1].segment.base:
+        batch.segment.path.unlink()
+        lost = [each for each in found if each.segment.base == batch.segment.base]
+    else:
+        at = random.choice((10, 40, random.randrange(batch.header.end - batch.header.position - 8)))
+        patch(bench, batch.header.position + at, b"damage")
+    return {(run.stream, record.seq) for each in lost for run in each.runs() for record in run.records()}
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_damage_loses_no_other_record_and_no_number_is_used_again(open_journal, seed: int) -> None:
+    """Whatever notes the numbers that were given out: records, reservations, or the gaps of an earlier start."""
+    random = Random(seed)
+    modes = [durability("never"), durability("batch")]
+    kept: dict[tuple[str, int], bytes] = {}
+    last: dict[str, int] = {}
+    for _ in range(5):
+        bench = open_journal(segment_size=1024 << 10 * (seed % 2), durability=random.choice(modes), quarantine=True)
+        for stream, number in last.items():
+            assert bench.next.get(stream, bench.journal.floor + 1) > number, f"{stream!r} uses {number} again"
+        assert served(bench.directory) == kept
+        assert verify(bench.directory).problems == []
+        for _ in range(random.randint(1, 9)):
+            stream = random.choice("abc")
+            first = bench.next.get(stream, bench.journal.floor + 1)
+            payloads = [b"%d" % random.randrange(1 << 30) * random.choice((0, 1, 20))] * random.choice((1, 2, 300))
+            bench.append(*payloads, stream=stream)
+            kept |= {(stream, first + number): payload for number, payload in enumerate(payloads)}
+            last[stream] = first + len(payloads) - 1
+        random.choice((bench.crash, bench.close))()
+        for at in do_damage(bench, random):
+            del kept[at]
+
+
 DAMAGES = ["records", "end", "ends", "header", "missing", "cut", "front"]
 
 
@@ -630,19 +595,6 @@ def test_streams_of_an_oldest_segment_without_a_beginning_start_at_their_first_r
     assert bench.journal.bounds("gone") == ((6, 5) if kept > 1 else (skip + 1, skip))
     bench.close()
     assert verify(bench.directory).problems == []
-
-
-def test_damage_at_the_end_of_a_segment_and_at_the_beginning_of_the_next_is_set_aside(open_journal) -> None:
-    bench = open_journal(segment_size=2048)
-    for i in range(9):
-        bench.append(b"%d" % i * 500)
-    bench.close()
-    second = scan.segments(bench.directory)[1]
-    patch(bench, second.base - 100, b"damage")
-    patch(bench, second.base + 70, b"damage")
-    quarantine.set_aside(bench.directory, Files())
-    assert verify(bench.directory).problems == []
-    assert len(served(bench.directory)) == 8
 
 
 def leave_damaged_beginning(bench) -> None:  # type: ignore[no-untyped-def]
