@@ -300,34 +300,6 @@ def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_
     assert (describe(again)["settled_total"], describe(again)["expired_total"]) == (3, 3)
 
 
-def test_a_stream_that_was_retired_begins_behind_its_numbers_also_after_a_restart() -> None:
-    world = World()
-    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
-    world.broker.retire_as("test", ["logs.a"])
-    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, window=4, lease=9)).result
-    world.broker.publish([Run.of("logs.a", [b"x"] * 2, source="test")])
-    assert seqs(world.lease(shared, 1)) == [6]
-    again: Any = World(world.journal)
-    found = again.table.entries["logs"]
-    assert (found.places, seqs(again.lease(found, 9))) == ({"logs.a": 5}, [7]), "number 6 was leased by the one before"
-    assert describe(found)["expired_total"] == 0
-
-
-def test_a_stream_created_again_waits_for_no_lease_after_an_orderly_stop() -> None:
-    world = World()
-    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, lease=9)).result
-    world.broker.publish([Run.of("logs.a", [b"x"] * 5, source="test")])
-    (part,) = world.lease(shared, 5).result
-    shared.act([Item("done", 1, 5, part.lease.token, "logs.a")], "w")
-    world.table.stream.maintain(True)
-    world.broker.retire_as("test", ["logs.a"])
-    world.clock.pump([CHECK] * 4)
-    world.broker.publish([Run.of("logs.a", [b"x"], source="test")])
-    world.table.close()
-    again: Any = World(world.journal)
-    assert seqs(again.lease(again.table.entries["logs"], 9)) == [6], "nobody has had it"
-
-
 def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
     world = World()
     options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, dead="dead")
@@ -369,22 +341,6 @@ def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
     world.journal.commit()
     assert same.result is first.result
     assert isinstance(failure(other), SubscriptionConflict)
-
-
-def test_nothing_is_leased_or_extended_while_another_server_may_have_taken_over() -> None:
-    world = World()
-    shared = world.create()
-    (found,) = world.lease(shared, consumer="w1").result
-    world.journal.auto, world.journal.cluster = False, DOUBTED
-    leased = world.lease(shared, consumer="w2")
-    lease = found.lease
-    extended = shared.act([Item("extend", 1, 1, lease.token)], "w1")
-    assert (leased.called, extended.called) == (False, False)
-    world.journal.cluster = Standing()  # What was appended to find out is in the shared log.
-    world.journal.commit()
-    world.journal.commit()  # the reach
-    assert seqs(leased) == [2]
-    assert [(item.first, token) for item, token in extended.result.extended] == [(1, (1, 1))]
 
 
 def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
@@ -454,21 +410,6 @@ def test_a_checkpoint_has_what_is_being_created() -> None:
     assert sorted(World(world.journal).table.entries) == ["other", "work"]
 
 
-def test_tokens_from_before_a_rewind_are_refused_while_it_is_being_written() -> None:
-    world = World()
-    shared = world.create()
-    found = world.lease(shared, 2).result
-    world.journal.auto = False
-    rewound = shared.rewind({"s": 0})
-    refused = world.settle(shared, found)
-    leased = world.lease(shared, 2, wait=30)
-    assert (rewound.called, refused.called, leased.called) == (False, False, False)
-    world.journal.auto = True
-    world.journal.commit()
-    assert [(item.first, item.last, why) for item, why in refused.result.refused] == [(1, 2, "lease-lost")]
-    assert (rewound.called, seqs(leased)) == (True, [1, 2])
-
-
 def test_an_answer_waits_for_what_it_says_is_final() -> None:
     world = World()
     shared = world.create()
@@ -478,19 +419,6 @@ def test_an_answer_waits_for_what_it_says_is_final() -> None:
     assert (first.called, repeated.called) == (False, False)
     world.journal.commit()
     assert [why for _, why in repeated.result.refused] == ["final"]
-
-
-@pytest.mark.parametrize("kind", ["reject", "failed", "untried", "done"])
-def test_each_change_of_a_request_is_durable_before_its_answer(kind: str) -> None:
-    world = World()
-    shared = world.create(limit=1, dead="dead")
-    (found,) = world.lease(shared).result
-    world.journal.auto = False
-    answer = shared.act([Item(kind, 1, 1, found.lease.token)], "w")
-    assert not answer.called
-    world.journal.commit()
-    assert answer.called
-    assert world.journal.bounds("dead")[1] == (kind in ("reject", "failed"))
 
 
 def test_nothing_happens_of_a_request_that_is_refused() -> None:
@@ -562,27 +490,6 @@ def test_a_request_rejects_what_one_turn_can_copy_and_refuses_the_rest_for_later
     assert [(item.first, item.last, why) for item, why in outcome.refused] == [(13, 14, "later")]
     outcome = shared.act([Item("reject", 13, 14, found.lease.token, why="no")], "w").result
     assert (outcome.refused, world.journal.bounds("dead")[1]) == ([], 4)
-
-
-@pytest.mark.parametrize("stops", [0, 1, 2], ids=["killed", "stopped", "stopped-twice"])
-def test_after_a_start_only_what_may_have_been_leased_waits(stops: int) -> None:
-    world = World()
-    shared = world.create(lease=15)
-    world.settle(shared, world.lease(shared, 2).result)
-    leased = world.lease(shared).result
-    for _ in range(stops):
-        world.table.close()
-        world = World(world.journal)
-    again = world if stops else World(world.journal)
-    again.publish(b"new")
-    shared = again.table.find("work")
-    assert shared.pool.holds
-    found = seqs(again.lease(shared, 20))
-    assert found == list(range(4, 12) if stops else range(5, 12)), "of the others, none or one may have been leased"
-    assert again.settle(shared, leased).result.refused == []
-    again.clock.advance(15)
-    assert not shared.pool.holds
-    assert seqs(again.lease(shared, 20)) == ([] if stops else [4])
 
 
 def test_what_waits_for_its_workers_after_a_start_is_shown_with_the_time_until_then() -> None:
