@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -49,38 +50,8 @@ from fyrehose.journal.settings import Durability, JournalSettings
 from fyrehose.journal.writer import Committed, NoRoom
 from fyrehose.records import Publish, Run
 from tests.doubles.files import FaultyFiles
+from tests.doubles.hand_worker import HandWorker
 from tests.doubles.opened_journal import Bench, Observer, Opener
-
-
-class HandWorker:
-    """A worker whose jobs run when the test says so."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] = []
-        self.by_hand = True
-
-    def call(self, job: Callable[[], Any]) -> Deferred[Any]:
-        done: Deferred[Any] = Deferred()
-        self.jobs.append((job, done))
-        if not self.by_hand:
-            self.work()
-        return done
-
-    @property
-    def idle(self) -> bool:
-        return not self.jobs
-
-    def stop(self) -> None:
-        self.work()
-
-    def work(self, most: int = 1 << 30) -> None:
-        """Run the jobs that wait, *most* at the most."""
-        while self.jobs and most:
-            job, done = self.jobs[0]
-            result = job()
-            self.jobs.pop(0)
-            done.callback(result)
-            most -= 1
 
 
 @attrs.define(eq=False)
@@ -115,9 +86,9 @@ def bench(open_journal: Opener, worker: HandWorker, pace: Near) -> Iterator[Benc
 
 def opened(open_journal: Opener, worker: HandWorker, pace: Near, **settings: Any) -> Bench:
     """Open a journal whose worker has no job left."""
-    worker.by_hand = False
+    worker.hold = False
     bench = open_journal(worker=worker, pace=pace, **settings)
-    worker.by_hand = True
+    worker.hold = True
     return bench
 
 
@@ -359,7 +330,8 @@ def test_two_threads_lose_no_publish_and_keep_the_order(rig: Rig) -> None:
         jobs.put(True)
         return Deferred()
 
-    rig.worker.call = call  # type: ignore[method-assign]
+    other: Any = SimpleNamespace(call=call, idle=False)
+    commits.worker = other
     thread = threading.Thread(target=work)
     thread.start()
     sent = [b"%d" % i for i in range(20_000)]
@@ -377,22 +349,6 @@ class Reactor(HandWorker):
     def __init__(self) -> None:
         super().__init__()
         self.turn_ends: list[Callable[[], object]] = []
-        self.ran: list[tuple[Deferred[Any], Any]] = []
-        self.in_thread = False
-
-    @property
-    def idle(self) -> bool:
-        return not (self.jobs or self.ran)
-
-    def run(self) -> None:
-        job, done = self.jobs.pop(0)
-        self.in_thread = True
-        self.ran.append((done, job()))
-        self.in_thread = False
-
-    def report(self) -> None:
-        done, result = self.ran.pop(0)
-        done.callback(result)
 
     def end_turn(self) -> None:
         calls = [*self.turn_ends]
@@ -469,7 +425,7 @@ class World:
         """Return that no segment was completed."""
 
     def _write(self, items: list[Publish], size: int) -> None:
-        if not self.reactor.in_thread:
+        if not self.reactor.in_job:
             assert self.reactor.idle, "two threads write at once"
             assert size <= SMALL, "the reactor waits for a large commit"
             assert self.position + size + BATCH_HEADER.size <= self.segment_size, "the reactor begins a segment"

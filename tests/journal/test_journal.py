@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.logger import formatEvent
-from twisted.python.failure import Failure
 
 from fyrehose.errors import (
     Closed,
@@ -32,10 +33,11 @@ from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.journal.settings import durability as parse_durability
 from fyrehose.observe.meters import MOST_RECENT
-from fyrehose.records import Buffer, Run
+from fyrehose.records import Run
 from tests.doubles.appending import append_runs
 from tests.doubles.files import FaultyFiles, flip
-from tests.doubles.opened_journal import Observer
+from tests.doubles.hand_worker import HandWorker
+from tests.doubles.opened_journal import Observer, opened
 
 
 def failed(deferred) -> Exception:  # type: ignore[no-untyped-def]
@@ -95,25 +97,138 @@ def test_largest_payload_is_stored(open_journal) -> None:
     assert [len(p) for p in bench.payloads()] == [16 << 20, 5]
 
 
-class TestNoRoom:
-    def test_an_append_without_room_is_truncated_and_written_again_when_there_is_room(self, open_journal) -> None:
-        files = FaultyFiles()
-        bench = open_journal(files=files)
-        bench.append(b"kept")
-        files.name, files.nth, files.error, files.short = "write", files.calls["write"] + 1, errno.ENOSPC, 100
-        waits = bench.append(b"waits" * 100)
-        assert bench.journal.state is JournalState.READ_ONLY
-        assert bench.observer.states[-1][0] is JournalState.READ_ONLY
-        assert isinstance(failed(bench.journal.retire(["s"])), ReadOnly)
-        assert (bench.payloads(), waits.called) == ([b"kept"], False)
-        bench.clock.advance(1)
-        assert (waits.called, bench.journal.state) == (True, JournalState.READ_ONLY), "what waits comes first"
-        bench.clock.advance(1)
-        assert bench.journal.state is JournalState.WRITABLE
-        assert bench.append(b"again").called
-        bench.crash()
-        assert open_journal().payloads() == [b"kept", b"waits" * 100, b"again"]
+OTHER_STEPS = ("hold", "full", "full", "room", "room", "sync", "lock", "close", "crash")
 
+
+class World:
+    """A journal on a disk that is full, or fails, at times, and a plain list of what was accepted."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random, self.directory = Random(seed), directory
+        self.settings: dict[str, Any] = {"segment_size": 4096, "keep_bytes": (0, 9000)[seed % 2]}
+        self.settings["durability"] = parse_durability(("batch", "interval:50", "never")[seed % 3])
+        self.accepted: list[tuple[str, int, bytes, Deferred[None]]] = []
+        self.did = Counter[str]()
+        self.open()
+
+    def open(self) -> None:
+        """Open the journal: of what was not acknowledged, a part of the newest may be lost."""
+        self.files, self.worker, self.has_failed = FaultyFiles(), HandWorker(hold=False), False
+        self.bench = opened(self.directory, self.files, worker=self.worker, **self.settings)
+        there = {(stream, record.seq) for stream in "ab" for record in self.bench.records(stream)}
+        while self.accepted and not self.accepted[-1][3].called and self.accepted[-1][:2] not in there:
+            self.accepted.pop()
+        self.begun = {stream: self.bench.journal.bounds(stream)[1] for stream in "ab"}  # may be the end of a gap
+        for stream, seq, *_ in self.accepted:
+            assert self.bench.next[stream] > seq, f"number {seq} of {stream} may be used again"
+        self.accepted = [(*each[:3], succeed(None)) for each in self.accepted]
+        self.check()
+
+    def append(self) -> None:
+        stream, payload = (
+            self.random.choice("ab"),
+            b"%d" % self.random.randrange(1000) * self.random.choice((1, 100, 900)),
+        )
+        seq = self.bench.next.get(stream, self.bench.journal.floor + 1)
+        self.accepted.append((stream, seq, payload, self.bench.append(payload, stream=stream)))
+
+    def step(self) -> None:
+        bench, files, random = self.bench, self.files, self.random
+        state = bench.journal.state
+        what = random.choice((*["append", "run", "report", "tick"] * 3, *OTHER_STEPS))
+        if state is not JournalState.WRITABLE:
+            refused = failed(bench.journal.retire(["a"]))
+            assert isinstance(refused, ReadOnly if state is JournalState.READ_ONLY else Closed)
+        if what == "append" and state is JournalState.WRITABLE:
+            self.append()
+        elif what == "run" and self.worker.jobs:
+            self.worker.run()
+        elif what == "report" and self.worker.ran:
+            self.worker.report()
+        elif what == "tick":
+            bench.clock.advance(random.choice((0.05, 1)))
+        elif what == "hold":
+            self.worker.hold = True
+        elif what == "full":
+            files.name, files.error, files.times = random.choice(("write", "allocate")), errno.ENOSPC, 1 << 30
+            files.nth, files.short = files.calls[files.name] + 1, random.choice((0, 10, 100))
+        elif what == "room":
+            self.give_room()
+        elif what == "sync" and random.random() < 0.5:
+            files.name, files.error, files.times, files.nth = "sync", errno.EIO, 1, files.calls["sync"] + 1
+        elif what == "lock" and random.random() < 0.2:
+            (self.directory / "LOCK").unlink(missing_ok=True)
+        elif what in ("close", "crash"):
+            self.stop(what)
+
+    def give_room(self) -> None:
+        """Let the disk have room; then all that was accepted is acknowledged, unless the journal has failed."""
+        self.worker.hold, self.files.name = False, ""
+        self.worker.work()
+        self.bench.clock.pump([1] * 3)
+        if self.bench.journal.state is not JournalState.FAILED:
+            assert self.bench.journal.state is JournalState.WRITABLE, "there is room"
+            assert all(each[3].called for each in self.accepted), "an append waits although there is room"
+            found = scan.segments(self.directory)
+            status = self.bench.journal.status()
+            assert (status.segments, status.size) == (len(found), status.position - found[0].base)
+            assert status.size < 9000 + 3 * 4096 or not self.settings["keep_bytes"], "retention deletes too little"
+
+    def stop(self, how: str) -> None:
+        bench, state = self.bench, self.bench.journal.state
+        self.did[f"{how} {state.name}"] += 1
+        if how == "crash":
+            bench.crash()
+        else:
+            syncs = self.files.calls["sync"]
+            closed = [bench.journal.close(), bench.journal.close()]
+            self.worker.hold = False
+            self.worker.work()
+            assert all(each.called for each in (*closed, bench.journal.close())), "the journal does not close"
+            assert not bench.clock.getDelayedCalls(), "a closed journal plans something"
+            assert state is not JournalState.FAILED or self.files.calls["sync"] == syncs, (
+                "a failed disk is synced again"
+            )
+        self.open()
+
+    def check(self) -> None:
+        """Compare what was acknowledged, and what can be read, with the list."""
+        called = [each[3].called for each in self.accepted]
+        assert called == sorted(called, reverse=True), "acknowledged in another order than accepted"
+        done = self.accepted[: sum(called)]
+        assert not self.has_failed or len(done) == self.acknowledged, "a failed journal has acknowledged something"
+        self.acknowledged, self.has_failed = len(done), self.bench.journal.state is JournalState.FAILED
+        for stream in "ab":
+            found = [(record.seq, record.payload) for record in self.bench.records(stream)]
+            mine = [(seq, payload) for name, seq, payload, _ in done if name == stream]
+            assert found == mine[len(mine) - len(found) :], "other records than those that were acknowledged"
+            assert len(found) == len(mine) or self.settings["keep_bytes"]
+            first, last = self.bench.journal.bounds(stream)
+            assert last == max([self.begun[stream], *(seq for seq, _ in mine)]), "the end is another"
+            assert first <= (found[0][0] if found else last + 1), "a record in front of the first number"
+            assert self.bench.observer.ends.get(stream, last) == last, "the observer knows of another end"
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_random_schedules_on_a_disk_that_fails_lose_and_repeat_nothing(
+    tmp_path: Path, logged_errors: Any, seed: int
+) -> None:
+    did = Counter[str]()
+    for number in range(seed, seed + 6):
+        world = World(number, tmp_path / str(number))
+        for _ in range(150):
+            world.step()
+            world.check()
+        world.give_room()
+        world.stop("close")
+        world.bench.close()
+        did += world.did
+    logged_errors.take()
+    states = ("WRITABLE", "READ_ONLY", "FAILED")
+    assert did.keys() == {f"{how} {state}" for how in ("close", "crash") for state in states}, "what was never tried"
+
+
+class TestNoRoom:
     def test_those_who_wait_for_room_are_let_go_after_five_seconds(self, open_journal) -> None:
         files = FaultyFiles()
         bench = open_journal(files=files)
@@ -142,71 +257,16 @@ class TestNoRoom:
         assert dict(bench.journal.retired()) == {"s": 1}
 
     def test_a_retirement_whose_sync_fails_fails_the_journal(self, open_journal, logged_errors) -> None:
-        worker, files = Held(), FaultyFiles()
+        worker, files = HandWorker(hold=False), FaultyFiles()
         bench = open_journal(files=files, worker=worker)
         bench.append(b"a")
         worker.hold = True
         retired, behind = bench.journal.retire(["s"]), bench.append(b"behind", stream="other")
         files.name, files.nth, files.error = "sync", files.calls["sync"] + 1, errno.EIO
-        worker.do()
+        worker.work()
         worker.hold = False
         assert (bench.journal.state, retired.called, behind.called) == (JournalState.FAILED, False, False)
         assert logged_errors.take()
-
-    def test_closing_gives_up_what_waits_for_room(self, open_journal) -> None:
-        files = FaultyFiles()
-        bench = open_journal(files=files)
-        bench.append(b"kept")
-        files.name, files.nth, files.error, files.times = "write", files.calls["write"] + 1, errno.ENOSPC, 9
-        waits = bench.append(b"waits")
-        assert bench.journal.close().called
-        assert not waits.called
-        assert open_journal().payloads() == [b"kept"]
-
-    def test_appends_behind_a_commit_without_room_stay_behind_it(self, open_journal) -> None:
-        """These appends would fit on the disk, but their numbers continue those of that commit."""
-        behind = []
-
-        class FullOnce(FaultyFiles):
-            full = False
-
-            def write(self, fd: int, data: Buffer, offset: int) -> None:
-                if not self.full:
-                    super().write(fd, data, offset)
-                    return
-                self.full = False
-                # The reactor may accept this append while the writer thread writes.
-                behind.append(bench.append(b"behind"))
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-        files, worker = FullOnce(), Held()
-        bench = open_journal(files=files, worker=worker)
-        bench.append(b"kept")
-        worker.hold = True
-        first = bench.append(b"first" * 100)
-        files.full = True
-        worker.do()
-        assert [state for state, _ in bench.observer.states] == [JournalState.READ_ONLY]
-        worker.hold = False
-        bench.clock.pump([1] * 2)
-        assert first.called
-        assert behind[0].called
-        assert bench.append(b"again").called
-        bench.crash()
-        assert open_journal().payloads() == [b"kept", b"first" * 100, b"behind", b"again"]
-
-    def test_rolling_without_room_changes_nothing(self, open_journal) -> None:
-        files = FaultyFiles()
-        bench = open_journal(files=files, segment_size=4096)
-        bench.append(b"x" * 1000)
-        files.name, files.nth, files.error, files.times = "allocate", files.calls["allocate"] + 1, errno.ENOSPC, 2
-        waits = bench.append(b"y" * 3000)
-        bench.clock.advance(1)
-        assert (bench.journal.state, waits.called) == (JournalState.READ_ONLY, False), "making room failed too"
-        bench.clock.advance(1)
-        assert waits.called
-        bench.close()
-        assert [len(p) for p in open_journal(segment_size=4096).payloads()] == [1000, 3000]
 
     def test_journal_is_read_only_below_min_free(self, open_journal) -> None:
         files = FaultyFiles(room=1 << 30)
@@ -285,16 +345,6 @@ class TestNoRoom:
         assert scan.segments(bench.directory) == kept, "another process may have the directory now"
         assert logged_errors.take()
 
-    def test_disk_that_fails_while_room_is_made_fails_the_journal(self, open_journal, logged_errors) -> None:
-        files = FaultyFiles()
-        bench = open_journal(files=files)
-        files.name, files.nth, files.error, files.times = "write", files.calls["write"] + 1, errno.ENOSPC, 1
-        bench.append(b"a")
-        files.name, files.nth, files.error = "allocate", files.calls["allocate"] + 1, errno.EIO
-        bench.clock.advance(1)
-        assert bench.journal.state is JournalState.FAILED
-        assert logged_errors.take()
-
     def test_a_read_only_file_system_makes_the_journal_read_only(self, open_journal) -> None:
         bench = open_journal(files=(files := FaultyFiles()))
         bench.append(b"a")
@@ -306,63 +356,6 @@ class TestNoRoom:
 
 
 class TestFailStop:
-    @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-    def test_failed_sync_fails_the_journal(self, open_journal, logged_errors, error: int) -> None:
-        files = FaultyFiles()
-        bench = open_journal(files=files)
-        bench.append(b"kept")
-        files.name, files.nth, files.error = "sync", files.calls["sync"] + 1, error
-        assert not bench.append(b"not confirmed").called
-        assert bench.journal.state is JournalState.FAILED
-        assert bench.observer.ends == {"s": 1}
-        assert isinstance(failed(bench.journal.retire(["s"])), Closed)
-        bench.clock.advance(10)
-        assert bench.journal.state is JournalState.FAILED, "it does not try again"
-        syncs = files.calls["sync"]
-        bench.close()
-        assert files.calls["sync"] == syncs
-        assert logged_errors.take()
-        bench = open_journal()
-        assert bench.payloads() in ([b"kept"], [b"kept", b"not confirmed"])
-        assert JournalFailed.exit_status == 4
-
-    def test_commit_reported_after_a_failure_is_not_acknowledged(self, open_journal, logged_errors) -> None:
-        worker = Held()
-        bench = open_journal(worker=worker)
-        worker.hold = True
-        appended = bench.append(b"into a file that nobody will find")
-        job, done = worker.jobs.pop()
-        written = job()
-        (bench.directory / "LOCK").unlink()
-        bench.clock.advance(1)
-        assert bench.journal.state is JournalState.FAILED
-        done.callback(written)
-        assert not appended.called
-        assert bench.observer.ends == {}
-        assert [state for state, _ in bench.observer.states] == [JournalState.FAILED]
-        worker.hold = False
-        assert logged_errors.take()
-
-    def test_a_disk_that_is_full_after_the_journal_has_failed_changes_nothing(
-        self, open_journal, logged_errors
-    ) -> None:
-        worker, files = Held(), FaultyFiles(error=errno.ENOSPC)
-        bench = open_journal(files=files, worker=worker)
-        bench.append(b"x")
-        worker.hold = True
-        retired = bench.journal.retire(["s"])
-        (bench.directory / "LOCK").unlink()
-        bench.clock.advance(1)
-        assert bench.journal.state is JournalState.FAILED
-        files.name, files.nth = "write", files.calls["write"] + 1
-        worker.do()
-        assert not retired.called
-        worker.hold = False
-        bench.clock.advance(1)
-        assert bench.journal.state is JournalState.FAILED
-        assert [state for state, _ in bench.observer.states] == [JournalState.FAILED]
-        assert logged_errors.take()
-
     def test_recovered_batches_are_rewritten_before_they_are_served(self, open_journal, logged_errors) -> None:
         """A failed sync leaves pages marked clean, so the next process must not trust the page cache."""
         files = FaultyFiles()
@@ -407,31 +400,6 @@ class TestUnsynced:
 
 
 class TestRetention:
-    def test_retention_deletes_the_oldest_segments_beyond_keep_bytes(self, open_journal) -> None:
-        bench = open_journal(segment_size=4096, keep_bytes=12_000)
-        bench.fill(100)
-        bench.append(b"other", stream="o")
-        oldest, last = bench.journal.bounds("s")
-        assert 1 < oldest < last == 100
-        assert bench.payloads() == [b"%03d" % i * 100 for i in range(oldest - 1, 100)]
-        assert bench.journal.read("s", 1, 10)[0].first_seq == oldest
-        bench.close()
-        assert sum(s.size for s in scan.segments(bench.directory)) < 20_000
-        bench = open_journal(segment_size=4096)
-        assert bench.journal.bounds("s") == (oldest, 100)
-
-    def test_numbers_outlive_their_records(self, open_journal) -> None:
-        bench = open_journal(segment_size=4096, keep_bytes=8000)
-        bench.append(b"once", stream="rare")
-        bench.fill(100)
-        assert bench.payloads("rare") == []
-        assert bench.journal.bounds("rare") == (2, 1)
-        bench.close()
-        bench = open_journal(segment_size=4096, keep_bytes=8000)
-        assert bench.next["rare"] == 2
-        bench.append(b"twice", stream="rare")
-        assert [(r.seq, r.payload) for r in bench.records("rare")] == [(2, b"twice")]
-
     def test_start_deletes_nothing_that_a_named_subscription_needs(self, open_journal) -> None:
         bench = open_journal(segment_size=4096)
         bench.fill(30)
@@ -446,14 +414,14 @@ class TestRetention:
         assert bench.journal.bounds("s")[0] > 1
 
     def test_segments_larger_than_what_is_kept_leave_no_index_behind(self, open_journal) -> None:
-        worker = Held()
+        worker = HandWorker(hold=False)
         bench = open_journal(segment_size=4096, keep_bytes=1, worker=worker)
         for i in range(100):
             worker.hold = True
             bench.append(b"%03d" % i * 100)
             bench.clock.advance(1)
             worker.hold = False
-            worker.do()
+            worker.work()
         kept = {path.stem for path in bench.directory.glob("*.segment")}
         assert {path.stem for path in bench.directory.glob("*.index")} <= kept
         bench.close()
@@ -503,52 +471,22 @@ def test_a_journal_that_was_never_opened_can_be_closed(tmp_path: Path) -> None:
     assert FileJournal(Clock(), tmp_path).close().called
 
 
-class Held:
-    """A worker whose jobs wait until the test runs them."""
-
-    def __init__(self) -> None:
-        self.jobs: list = []  # type: ignore[type-arg]
-        self.hold = False
-        self.stopped = False
-
-    def call(self, job):  # type: ignore[no-untyped-def]
-        done: Deferred = Deferred()  # type: ignore[type-arg]
-        self.jobs.append((job, done))
-        if not self.hold:
-            self.do()
-        return done
-
-    def do(self, count: int = 1 << 30) -> None:
-        while self.jobs and count:
-            job, done = self.jobs.pop(0)
-            count -= 1
-            try:
-                result = job()
-            except Exception:
-                done.errback(Failure())
-            else:
-                done.callback(result)
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
 class TestOverload:
     """Appends arrive faster than the disk can write them."""
 
     def test_each_commit_is_stamped_with_its_own_time(self, open_journal) -> None:
         """Appends that wait for a commit after the next one are not stamped with the time of the first that waited."""
         now = [1_000_000]
-        worker = Held()
+        worker = HandWorker(hold=False)
         bench = open_journal(now=lambda: now[0], worker=worker)
         worker.hold = True
         for _ in range(20):
             now[0] += 1_000_000
             bench.append(b"x" * (COMMIT // 2))
             if len(bench.journal._commits.waiting) > 4:
-                worker.do(1)
+                worker.work(1)
         worker.hold = False
-        worker.do()
+        worker.work()
         times = [record.time for record in bench.records()]
         assert times == sorted(times)
         assert times[-1] > 15_000_000
@@ -558,14 +496,14 @@ class TestOverload:
 
     def test_appends_are_divided_into_batches_that_can_be_read(self, open_journal) -> None:
         """The names of appends count for the size of a batch, also if many small ones have long names."""
-        worker = Held()
+        worker = HandWorker(hold=False)
         bench = open_journal(worker=worker)
         worker.hold = True
         names = {"producer": "p" * 255, "topic": "\N{SNOWMAN}" * 255, "content_type": "t" * 255}
         for _ in range(9000):
             bench.append(b"x", **names)
         worker.hold = False
-        worker.do()
+        worker.work()
         found = scan.segments(bench.directory)
         sizes = []
         for segment in found:
@@ -578,41 +516,27 @@ class TestOverload:
         assert len(bench.payloads()) == 9000
 
     def test_optional_columns_count_for_the_size_of_an_append(self, open_journal) -> None:
-        worker = Held()
+        worker = HandWorker(hold=False)
         bench = open_journal(worker=worker)
         worker.hold = True
         for _ in range(30):
             bench.append(*[b""] * 10_000, event_ids=bytes(160_000), event_times=bytes(80_000))
         assert bench.journal._commits.size > 30 * 10_000 * (4 + 16 + 8)
         worker.hold = False
-        worker.do()
+        worker.work()
         assert len(bench.records()) == 300_000
 
 
 class TestClosing:
-    def test_two_calls_of_close_at_once_both_commit_what_was_accepted(self, open_journal) -> None:
-        worker = Held()
-        bench = open_journal(worker=worker)
-        worker.hold = True
-        appended = [bench.append(b"a"), bench.append(b"b")]
-        closed = [bench.journal.close(), bench.journal.close()]
-        assert isinstance(failed(bench.journal.retire(["s"])), Closed)
-        assert [each.called for each in closed] == [False, False]
-        worker.hold = False
-        worker.do()
-        assert [each.called for each in (*appended, *closed)] == [True] * 4
-        assert bench.journal.close().called, "and once more"
-        assert open_journal().payloads() == [b"a", b"b"]
-
     def test_closing_during_the_opening_waits_and_closes(self, open_journal, tmp_path: Path) -> None:
-        worker = Held()
+        worker = HandWorker(hold=False)
         worker.hold = True
         journal = FileJournal(Clock(), tmp_path / "j", JournalSettings(min_free=0), worker=worker)
         opened = journal.open(Observer())
         closed = journal.close()
         assert not closed.called
         worker.hold = False
-        worker.do()
+        worker.work()
         assert opened.called
         assert closed.called
         assert journal.state is JournalState.CLOSED
@@ -620,14 +544,14 @@ class TestClosing:
         open_journal()
 
     def test_closing_during_an_opening_that_fails_succeeds(self, tmp_path: Path) -> None:
-        worker = Held()
+        worker = HandWorker(hold=False)
         worker.hold = True
         (tmp_path / "j").write_bytes(b"not a directory")
         journal = FileJournal(Clock(), tmp_path / "j", worker=worker)
         opened = journal.open(Observer())
         closed = journal.close()
         worker.hold = False
-        worker.do()
+        worker.work()
         assert isinstance(failed(opened), JournalError)
         assert closed.called
 
@@ -695,7 +619,7 @@ class TestOpening:
 
 
 def test_no_sync_runs_after_a_failed_one(open_journal, logged_errors) -> None:
-    files, worker = FaultyFiles(), Held()
+    files, worker = FaultyFiles(), HandWorker(hold=False)
     bench = open_journal(files=files, durability=parse_durability("interval:50"), worker=worker)
     bench.append(b"a")
     mark = scan.read_mark(bench.directory)
@@ -705,11 +629,11 @@ def test_no_sync_runs_after_a_failed_one(open_journal, logged_errors) -> None:
     late = bench.append(b"b")
     sync, commit = worker.jobs
     worker.jobs = [commit]
-    worker.do()  # as if the commit had been told first
+    worker.work()  # as if the commit had been told first
     assert late.called
     worker.jobs = [sync]
     worker.hold = False
-    worker.do()
+    worker.work()
     assert bench.journal.state is JournalState.FAILED
     bench.clock.advance(1)
     assert scan.read_mark(bench.directory) == mark
@@ -828,39 +752,6 @@ def test_a_directory_whose_restore_is_not_complete_is_refused(open_journal) -> N
     (bench.journal.directory / RESTORING).touch()
     with pytest.raises(JournalCorrupt, match="is not complete"):
         open_journal()
-
-
-def test_the_size_in_the_status_is_that_of_the_segments_that_retention_has_left(open_journal) -> None:
-    bench = open_journal(segment_size=4096, keep_bytes=8000)
-    for i in range(100):
-        bench.append(b"%03d" % i * 100)
-        bench.clock.advance(1)
-    status, found = bench.journal.status(), scan.segments(bench.directory)
-    assert found[0].base > 0
-    assert (status.size, status.segments) == (status.position - found[0].base, len(found))
-
-
-def test_a_closed_journal_checks_nothing_any_more(open_journal) -> None:
-    bench = open_journal()
-    assert bench.clock.getDelayedCalls()
-    bench.close()
-    assert not bench.clock.getDelayedCalls()
-
-
-def test_a_commit_during_the_close_leaves_no_sync_behind(open_journal) -> None:
-    worker = Held()
-    bench = open_journal(durability=parse_durability("interval:50"), worker=worker)
-    worker.hold = True
-    bench.append(b"a")
-    closed = bench.journal.close()
-    worker.do(1)
-    assert len(worker.jobs) == 1, "the close"
-    bench.clock.advance(1)
-    assert len(worker.jobs) == 1
-    worker.hold = False
-    worker.do()
-    assert closed.called
-    assert not bench.clock.getDelayedCalls()
 
 
 def test_a_failed_journal_syncs_nothing_any_more(open_journal, logged_errors) -> None:
