@@ -191,6 +191,58 @@ def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(op
     assert verify(bench.directory).problems == []
 
 
+class TestNumbersAreNeverUsedAgain:
+    """Whatever quarantine sets aside, a number that a subscriber may have seen is never used again."""
+
+    def test_numbers_are_not_used_again_if_their_reservation_is_damaged(self, open_journal) -> None:
+        """Numbers up to the reservation may have been given out, and no other batch notes them."""
+        bench = open_journal(durability=durability("never"))
+        bench.append(b"kept")
+        reserved = bench.journal.writer.streams.reserved["s"]
+        bench.crash()
+        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
+        patch(bench, where + 70, b"damage")
+        with pytest.raises(JournalCorrupt):
+            open_journal(durability=durability("never"))
+        bench = open_journal(durability=durability("never"), quarantine=True)
+        assert bench.payloads() == [b"kept"]
+        assert bench.journal.ends()["s"] >= reserved
+        assert bench.journal.floor >= reserved - 1
+
+    def test_numbers_are_not_used_again_if_a_gap_in_a_closed_log_is_damaged(self, open_journal) -> None:
+        """An orderly close ends reservations, but does not tell which numbers a damaged gap has skipped."""
+        bench = open_journal(durability=durability("never"))
+        bench.append(b"kept")
+        bench.crash()
+        bench = open_journal(durability=durability("never"))
+        end = bench.journal.ends()["s"]
+        assert end > 1, "the start has noted the numbers that may have been given out"
+        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.GAP]
+        bench.close()
+        patch(bench, where + 10, b"damage")
+        bench = open_journal(durability=durability("never"), quarantine=True)
+        assert bench.payloads() == [b"kept"]
+        assert bench.journal.ends()["s"] >= end
+
+    def test_numbers_are_not_used_again_if_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
+        """That gap skips more numbers than its own bytes could have contained as records."""
+        bench = open_journal()
+        bench.append(b"kept")
+        at = bench.journal.writer.position
+        bench.append(*[b""] * 1000)
+        bench.crash()
+        patch(bench, at + 10, b"damage")
+        bench = open_journal(quarantine=True)
+        end, floor = bench.journal.ends()["s"], bench.journal.floor
+        bench.append(b"behind", stream="other")
+        bench.crash()
+        gap = [header for header, _ in batches(bench) if header.kind is fmt.Kind.GAP and not header.mended][-1]
+        patch(bench, gap.position + 10, b"damage")
+        bench = open_journal(quarantine=True)
+        assert bench.journal.ends()["s"] >= end
+        assert bench.journal.floor >= floor
+
+
 def batches(bench) -> list[tuple[fmt.BatchHeader, bytes]]:  # type: ignore[no-untyped-def]
     """Return the batches of the only segment that can be read one after the other."""
     (segment,) = scan.segments(bench.directory)
@@ -431,7 +483,9 @@ def served(directory: Path) -> dict[tuple[str, int], bytes]:
 
 def do_damage(bench, random: Random) -> set[tuple[str, int]]:  # type: ignore[no-untyped-def]
     """Damage a batch, or the header of a segment, or delete a segment; return the stream and number of what is lost."""
-    found = [each for each in walk(Log.of(bench.directory)) if isinstance(each, Batch)]
+    found = [each for each in walk(Log.of(bench.directory), everything=True) if isinstance(each, Batch)]
+    durable = max([scan.read_mark(bench.directory), *(each.header.durable for each in found)])
+    found = [each for each in found if each.header.end <= durable]
     rare = [each for each in found if each.header.kind is not fmt.Kind.RECORDS]
     batch, how = random.choice(random.choice((found, rare))), random.choice(("batch", "batch", "header", "missing"))
     lost = [batch]
@@ -447,15 +501,26 @@ def do_damage(bench, random: Random) -> set[tuple[str, int]]:  # type: ignore[no
     return {(run.stream, record.seq) for each in lost for run in each.runs() for record in run.records()}
 
 
+def cut_power(directory: Path, random: Random) -> set[tuple[str, int]]:
+    """Cut the newest records off a log that is not synced; return the stream and number of each."""
+    found = [each for each in walk(Log.of(directory), everything=True) if isinstance(each, Batch)]
+    newest: list[Batch] = []
+    while found[-1].header.kind is fmt.Kind.RECORDS and found[-1].header.position > found[-1].segment.base + 64:
+        newest.insert(0, found.pop())
+    lost = newest[random.randint(0, len(newest)) :]
+    for each in lost[:1]:
+        os.truncate(each.segment.path, each.header.position - each.segment.base)
+    return {(run.stream, record.seq) for each in lost for run in each.runs() for record in run.records()}
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_random_damage_loses_no_other_record_and_no_number_is_used_again(open_journal, seed: int) -> None:
-    """Whatever notes the numbers that were given out: records, reservations, or the gaps of an earlier start."""
     random = Random(seed)
-    modes = [durability("never"), durability("batch")]
     kept: dict[tuple[str, int], bytes] = {}
     last: dict[str, int] = {}
     for _ in range(5):
-        bench = open_journal(segment_size=1024 << 10 * (seed % 2), durability=random.choice(modes), quarantine=True)
+        mode = durability(random.choice(("never", "batch")))
+        bench = open_journal(segment_size=1024 << 10 * (seed % 2), durability=mode, quarantine=True)
         for stream, number in last.items():
             assert bench.next.get(stream, bench.journal.floor + 1) > number, f"{stream!r} uses {number} again"
         assert served(bench.directory) == kept
@@ -467,8 +532,10 @@ def test_random_damage_loses_no_other_record_and_no_number_is_used_again(open_jo
             bench.append(*payloads, stream=stream)
             kept |= {(stream, first + number): payload for number, payload in enumerate(payloads)}
             last[stream] = first + len(payloads) - 1
-        random.choice((bench.crash, bench.close))()
-        for at in do_damage(bench, random):
+        stop = random.choice((bench.crash, bench.close))
+        stop()
+        lost = cut_power(bench.directory, random) if mode.mode == "never" and stop == bench.crash else set()
+        for at in lost | do_damage(bench, random):
             del kept[at]
 
 
