@@ -215,31 +215,30 @@ def test_many_zeros_in_a_segment_mean_that_it_was_copied_while_it_was_written(
     assert ("put the copy into an empty directory" in str(refused.value)) == (torn and not copy)
 
 
+def last_batch(copy: Path, which: int = -1) -> int:
+    """Return the position of the last batch, or of one before it."""
+    return int([found.header.position for found in walk(Log.of(copy)) if isinstance(found, Batch)][which])
+
+
 class TestTheEndOfACopy:
     """MARK of a copy may be newer than its segments, but not everything can be explained by that."""
 
-    def refused(self, copy: Path, why: str) -> None:
-        with pytest.raises(JournalCorrupt, match=why):
+    @pytest.mark.parametrize("what", ["missing", "truncated", "flipped"])
+    def test_a_last_segment_that_is_not_whole_is_damage(self, copy: Path, what: str) -> None:
+        last = scan.segments(copy)[-1]
+        if what == "missing":
+            last.path.unlink()
+        elif what == "truncated":
+            os.truncate(last.path, last.size - 200)
+        else:
+            flip(last.path, last_batch(copy) - last.base + 40)
+        with pytest.raises(
+            JournalCorrupt, match="the end of the log is" if what == "missing" else "is damaged at byte"
+        ):
             recover(copy, Files())
         assert verify(copy).problems
         set_aside(copy, Files())
-        found = recover(copy, Files())
-        assert found.streams.ends["s"] > 50, "numbers are skipped"
-
-    def test_a_missing_last_segment_is_damage(self, copy: Path) -> None:
-        scan.segments(copy)[-1].path.unlink()
-        self.refused(copy, "the end of the log is missing")
-
-    def test_a_truncated_last_segment_is_damage(self, copy: Path) -> None:
-        last = scan.segments(copy)[-1]
-        os.truncate(last.path, last.size - 200)
-        self.refused(copy, "is damaged at byte")
-
-    def test_a_flipped_byte_in_the_last_batch_is_damage(self, copy: Path) -> None:
-        last = scan.segments(copy)[-1]
-        at = [found.header.position for found in walk(Log.of(copy)) if isinstance(found, Batch)][-1] - last.base
-        flip(last.path, at + 40)
-        self.refused(copy, "is damaged at byte")
+        assert recover(copy, Files()).streams.ends["s"] > 50, "numbers are skipped"
 
     def test_mark_vouches_for_an_intact_copy_that_ends_where_it_says(self, copy: Path) -> None:
         report = verify(copy)
@@ -250,7 +249,7 @@ class TestTheEndOfACopy:
     def test_a_copy_that_ends_between_two_batches_says_how_much_mark_knows_to_be_missing(self, copy: Path) -> None:
         """A file that was copied before MARK, while the server wrote, is the same as one that was truncated there."""
         last, mark = scan.segments(copy)[-1], scan.read_mark(copy)
-        cut = [each.header.position for each in walk(Log.of(copy)) if isinstance(each, Batch)][-2]
+        cut = last_batch(copy, -2)
         os.truncate(last.path, cut - last.base)
         report, view = verify(copy), reach(Directory(copy))
         assert (report.mark, report.end, report.problems, view.vouched) == (0, cut, [], False)
@@ -258,48 +257,38 @@ class TestTheEndOfACopy:
             assert f"reaches to position {cut}, and its MARK to {mark}: {mark - cut} bytes are missing" in text
 
     def test_mark_that_was_copied_before_the_segments_leaves_the_end_unknown(self, copy: Path) -> None:
-        mark = [each.header.position for each in walk(Log.of(copy)) if isinstance(each, Batch)][-2]
-        (copy / "MARK").write_bytes(scan.pack_mark(mark, 0, (1, 1)))
+        (copy / "MARK").write_bytes(scan.pack_mark(last_batch(copy, -2), 0, (1, 1)))
         assert (verify(copy).mark, verify(copy).records, look(copy).vouched) == (0, 50, False)
 
 
 class TestMark:
     """A MARK that is not that of the segments never makes a start lose or repeat anything in silence."""
 
-    @pytest.fixture
-    def journal(self, open_journal: Any) -> Path:
+    @pytest.mark.parametrize("what", ["zeros", "another", "older", "newer"])
+    def test_a_mark_that_is_not_that_of_the_segments(self, open_journal: Any, what: str) -> None:
         bench = open_journal(segment_size=4096)
         bench.fill(50)
         bench.close()
-        return Path(bench.directory)
-
-    def write(self, directory: Path, content: bytes) -> None:
-        with (directory / "MARK").open("r+b") as file:
-            file.write(content)
-
-    def test_a_mark_of_zeros_is_unknown(self, journal: Path) -> None:
-        self.write(journal, bytes(36))
-        assert scan.look_at_mark(journal, Files()) == scan.Mark()
-        assert verify(journal).mark == 0
-        assert recover(journal, Files()).streams.ends["s"] == 50
-
-    def test_a_mark_of_another_journal_makes_the_end_unknown(self, journal: Path) -> None:
-        self.write(journal, scan.pack_mark(1 << 30, 0, (1, 1)))
-        assert verify(journal).mark == 0
-        assert recover(journal, Files()).streams.ends["s"] == 50
-
-    def test_a_mark_that_is_older_than_the_segments_hides_nothing_from_a_start(self, journal: Path) -> None:
+        journal, last = Path(bench.directory), scan.segments(bench.directory)[-1]
         with Files().opened(journal / "MARK", os.O_RDWR) as fd:
-            Files().write(fd, scan.pack_mark(scan.segments(journal)[-1].base + 64, 0, Files().identity(fd)), 0)
-        assert any("not known to be durable" in note for note in verify(journal).notes)
-        assert recover(journal, Files()).streams.ends["s"] == 50
-
-    def test_a_mark_that_is_newer_than_the_segments_is_damage(self, journal: Path) -> None:
-        with Files().opened(journal / "MARK", os.O_RDWR) as fd:
-            Files().write(fd, scan.pack_mark(scan.segments(journal)[-1].end + 8, 0, Files().identity(fd)), 0)
-        assert verify(journal).problems
-        with pytest.raises(JournalCorrupt, match="the end of the log is missing"):
-            recover(journal, Files())
+            own = Files().identity(fd)
+            content = {
+                "zeros": bytes(36),
+                "another": scan.pack_mark(1 << 30, 0, (1, 1)),
+                "older": scan.pack_mark(last.base + 64, 0, own),
+                "newer": scan.pack_mark(last.end + 8, 0, own),
+            }
+            Files().write(fd, content[what], 0)
+        assert (scan.look_at_mark(journal, Files()) == scan.Mark()) == (what == "zeros")
+        report = verify(journal)
+        assert (report.mark == 0) == (what in ("zeros", "another"))
+        assert any("not known to be durable" in note for note in report.notes) or what != "older"
+        assert bool(report.problems) == (what == "newer")
+        if what == "newer":
+            with pytest.raises(JournalCorrupt, match="the end of the log is missing"):
+                recover(journal, Files())
+        else:
+            assert recover(journal, Files()).streams.ends["s"] == 50, "nothing is hidden from a start"
 
 
 class TestTheFront:
@@ -308,26 +297,21 @@ class TestTheFront:
         bench.fill(50)
         return bench
 
-    def test_missing_oldest_segments_are_reported(self, open_journal: Any) -> None:
+    @pytest.mark.parametrize("copied", [False, True])
+    def test_missing_oldest_segments_are_reported(self, open_journal: Any, tmp_path: Path, copied: bool) -> None:
         bench = self.journal(open_journal)
         bench.close()
-        scan.segments(bench.directory)[0].path.unlink()
-        with pytest.raises(JournalCorrupt, match=r"oldest segments .* are missing: its log began at position 0"):
-            open_journal(segment_size=4096)
-        bench = open_journal(segment_size=4096, quarantine=True)
+        directory = bench.directory
+        if copied:
+            directory = shutil.copytree(bench.directory, tmp_path / "copy")
+        scan.segments(directory)[0].path.unlink()
+        why = ".*, and they were not copied, or" if copied else ""
+        with pytest.raises(JournalCorrupt, match=f"oldest segments .* are missing: its log began at position 0{why}"):
+            open_journal(directory=directory, segment_size=4096)
+        bench = open_journal(directory=directory, segment_size=4096, quarantine=True)
         assert any("are missing, with all their records" in note for note in bench.journal.report.notes)
         bench.close()
-        open_journal(segment_size=4096)
-
-    def test_missing_oldest_segments_of_a_copy_are_reported(self, open_journal: Any, tmp_path: Path) -> None:
-        bench = self.journal(open_journal)
-        bench.close()
-        shutil.copytree(bench.directory, tmp_path / "copy")
-        scan.segments(tmp_path / "copy")[0].path.unlink()
-        with pytest.raises(JournalCorrupt, match=r"its log began at position 0, .*, and they were not copied, or"):
-            recover(tmp_path / "copy", Files())
-        assert any("are missing, with all their records" in note for note in set_aside(tmp_path / "copy", Files()))
-        recover(tmp_path / "copy", Files())
+        open_journal(directory=directory, segment_size=4096)
 
     def test_segments_deleted_by_retention_are_not_reported(self, open_journal: Any) -> None:
         bench = self.journal(open_journal, keep_bytes=8000)
