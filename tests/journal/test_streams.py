@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -83,35 +84,6 @@ class TestManyStreams:
         assert header.kind is fmt.Kind.STREAMS
         assert [entry.stream for entry in entries if entry.stream] == ["s"]
         assert referenced_snapshot(entries) in scan.snapshots(bench.directory)
-
-    def test_a_restart_recovers_all_streams(self, bench: Any, open_journal: Any) -> None:
-        before, ends = everything(bench), dict(bench.journal.ends())
-        bench.close()
-        again = open_journal(segment_size=4 << 10)
-        assert dict(again.journal.ends()) == ends
-        assert everything(again) == before
-        assert not verify(again.directory).problems
-
-    def test_a_stream_that_is_quiet_after_a_restart_keeps_its_numbers_over_segments(
-        self, bench: Any, open_journal: Any
-    ) -> None:
-        for _ in range(2):
-            for i in range(30):
-                bench.append(b"%d" % i * 100, stream="other")
-            ends = dict(bench.journal.ends())
-            bench.close()
-            bench = open_journal(segment_size=4 << 10)
-            assert dict(bench.journal.ends()) == ends
-        named = [entry.stream for entry in first_batches(bench.directory)[-1][1]]
-        assert "s" in named
-        assert "quiet-0" not in named
-
-    def test_numbers_before_a_segment_are_found_without_its_index(self, bench: Any, open_journal: Any) -> None:
-        before = everything(bench)
-        bench.close()
-        for path in bench.directory.glob("*.index"):
-            path.unlink()
-        assert everything(open_journal(segment_size=4 << 10)) == before
 
     def test_retention_deletes_snapshots_that_no_segment_refers_to(self, open_journal: Any) -> None:
         bench = open_journal(segment_size=4 << 10, keep_bytes=12 << 10)
@@ -231,78 +203,57 @@ class TestDamage:
         assert not verify(again.directory).problems
 
 
-class TestRetired:
-    def test_retired_stream_is_not_listed_and_not_served(self, bench: Any) -> None:
-        assert retire(bench, "s", "unknown") is None
-        assert "s" not in bench.journal.ends()
-        assert bench.journal.retired() == {"s": 60}
-        assert bench.journal.bounds("s") == (61, 60)
-        assert bench.journal.read("s", 1, 1000) == ()
+@pytest.mark.parametrize("seed", range(16))
+def test_random_streams_agree_with_a_plain_table_over_restarts(open_journal: Any, seed: int) -> None:
+    """Streams are written, retired, forgotten and created again, in segments that begin with a list or a snapshot."""
+    random = Random(seed)
+    limits = StreamLimits(inline=random.choice((0, 4, 100)), retired=random.choice((0, 1, 3, 100)))
+    settings = {"segment_size": 4 << 10, "stream_limits": limits, "keep_bytes": random.choice((0, 12 << 10))}
+    records: dict[str, list[tuple[int, bytes]]] = {}  #: of the streams that are not retired
+    retired: dict[str, int] = {}
+    floor, bench = 0, open_journal(**settings)
+    for step in range(120):
+        what, name = random.choice(("append", "append", "append", "retire", "restart")), f"s{random.randrange(9)}"
+        if what == "append":
+            first = records[name][-1][0] + 1 if name in records else retired.pop(name, floor) + 1
+            payloads = [b"%d" % step * random.choice((1, 100))] * random.choice((1, 2, 5))
+            bench.next[name] = first
+            bench.append(*payloads, stream=name)
+            records.setdefault(name, []).extend(enumerate(payloads, first))
+        elif what == "retire":
+            names = random.choice(((name,), (name, "s1", "unknown")))
+            known = [each for each in dict.fromkeys(names) if each in records]
+            forgotten = list(retired)[: max(0, len(retired) + len(known) - limits.retired)]
+            floor = max([floor, *(retired.pop(each) for each in forgotten)])
+            retired |= {each: records.pop(each)[-1][0] for each in known}
+            assert retire(bench, *names) is None
+            assert all(bench.journal.read(each, 1, 1000) == () for each in retired), "a retired stream is served"
+        elif random.random() < 0.3:
+            random.choice((bench.close, bench.crash))()
+            for index in bench.directory.glob("*.index") if random.random() < 0.3 else ():
+                index.unlink()
+            bench = open_journal(**settings)
+        assert dict(bench.journal.ends()) == {each: found[-1][0] for each, found in records.items()}
+        assert (dict(bench.journal.retired()), bench.journal.floor) == (retired, floor)
+        for each, last in retired.items():
+            assert bench.journal.bounds(each) == (last + 1, last)
+    found = everything(bench)
+    for each, wrote in records.items():
+        assert found[each] == wrote[len(wrote) - len(found[each]) :], "other records than were written"
+        assert len(found[each]) == len(wrote) or settings["keep_bytes"]
+        assert bench.journal.bounds(each) == (found[each][0][0] if found[each] else wrote[-1][0] + 1, wrote[-1][0])
+    assert not verify(bench.directory).problems
 
-    @pytest.mark.parametrize("restarts", [0, 1, 2])
-    def test_retired_stream_continues_its_numbers_when_it_comes_back(
-        self, bench: Any, open_journal: Any, restarts: int
-    ) -> None:
-        retire(bench, "s")
-        for restart in range(restarts):
-            bench.close()
-            bench = open_journal(segment_size=4 << 10)
-            if not restart:
-                assert bench.journal.retired() == {"s": 60}
-                bench.next["s"] = 61
-                bench.append(b"back")
-        if not restarts:
-            bench.next["s"] = 61
-            bench.append(b"back")
-        assert [(record.seq, bytes(record.payload)) for record in bench.records("s")] == [(61, b"back")]
-        assert bench.journal.bounds("s") == (61, 61)
-        assert bench.journal.retired() == {}
-        for i in range(60):
-            bench.append(b"%d" % i * 100)
-        assert bench.journal.bounds("s") == (61, 121)
-        assert not verify(bench.directory).problems
 
-    def test_new_segment_does_not_list_short_lived_streams(self, open_journal: Any) -> None:
-        bench = open_journal(segment_size=4 << 10)
-        for i in range(40):
-            bench.append(b"x", stream=f"short-lived-{i}")
-        retire(bench, *(f"short-lived-{i}" for i in range(40)))
-        for i in range(100):
-            bench.append(b"%d" % i * 100)
-        _, entries = first_batches(bench.directory)[-1]
-        assert [entry.stream for entry in entries if entry.stream] == ["s"]
-
-    def test_the_longest_retired_are_forgotten_and_their_numbers_are_not_used_again(self, open_journal: Any) -> None:
-        limits = StreamLimits(inline=4, retired=2)
-        bench = open_journal(segment_size=4 << 10, stream_limits=limits)
-        for count, name in enumerate(("a", "b", "c"), 5):
-            bench.append(*[b"x"] * count, stream=name)
-            retire(bench, name)
-        assert bench.journal.retired() == {"b": 6, "c": 7}
-        assert bench.journal.floor == 5
-        bench.close()
-        again = open_journal(segment_size=4 << 10, stream_limits=limits)
-        assert (again.journal.retired(), again.journal.floor) == ({"b": 6, "c": 7}, 5)
-        again.append(b"back", stream="a")
-        assert [record.seq for record in again.records("a")] == [6]
-        assert not verify(again.directory).problems
-
-    def test_a_stream_that_was_numbered_before_the_floor_was_raised_is_served(self, open_journal: Any) -> None:
-        limits = StreamLimits(inline=4, retired=0)
-        bench = open_journal(segment_size=4 << 10, stream_limits=limits)
-        for name in ("a", "b"):
-            bench.append(*[b"x"] * 9, stream=name)
-            retire(bench, name)
-        assert bench.journal.floor == 9
-        bench.next["new"] = 1
-        bench.append(b"first", stream="new")
-        bench.append(b"second", stream="new")
-        for _ in range(2):
-            assert bench.payloads("new") == [b"first", b"second"]
-            assert bench.journal.bounds("new") == (1, 2)
-            assert not verify(bench.directory).problems
-            bench.close()
-            bench = open_journal(segment_size=4 << 10, stream_limits=limits)
+def test_new_segment_does_not_list_short_lived_streams(open_journal: Any) -> None:
+    bench = open_journal(segment_size=4 << 10)
+    for i in range(40):
+        bench.append(b"x", stream=f"short-lived-{i}")
+    retire(bench, *(f"short-lived-{i}" for i in range(40)))
+    for i in range(100):
+        bench.append(b"%d" % i * 100)
+    _, entries = first_batches(bench.directory)[-1]
+    assert [entry.stream for entry in entries if entry.stream] == ["s"]
 
 
 @given(
