@@ -8,29 +8,19 @@ import pytest
 from twisted.internet.task import Clock
 
 from fyrehose.broker.broker import Broker
-from fyrehose.broker.quotas import ENTRY
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import (
     JournalCorrupt,
-    ReadOnly,
     SubscriptionConflict,
     SubscriptionError,
     SubscriptionInUse,
     TooManyNamedSubscriptions,
 )
-from fyrehose.interfaces import FileLag, JournalState
+from fyrehose.interfaces import FileLag
 from fyrehose.records import Run
 from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
 from fyrehose.subscriptions.table import CHECK
 from tests.subscriptions.worlds import World, refusal
-
-
-class Consumer:
-    def __init__(self) -> None:
-        self.reasons: list[Exception] = []
-
-    def displaced(self, reason: Exception) -> None:
-        self.reasons.append(reason)
 
 
 def create(world: World, name: str, host: str) -> Any:
@@ -51,16 +41,6 @@ def test_a_new_subscription_begins_where_the_peer_says(after: int | None, begin:
     assert World().open(after=after).seq == begin
 
 
-def test_positions_and_deletions_survive_a_restart() -> None:
-    world = World()
-    world.named.acknowledge(world.open(), 3)
-    world.named.delete(world.open("gone"))
-    again = world.restarted()
-    assert again.open().seq == 3
-    assert list(again.table.entries) == ["n"]
-    assert again.broker.budget.kept == ENTRY
-
-
 def test_acknowledgements_during_a_write_are_written_together() -> None:
     world = World()
     named = world.open()
@@ -74,27 +54,6 @@ def test_acknowledgements_during_a_write_are_written_together() -> None:
     world.journal.commit()
     assert sorted(answered) == [1, 2, 3, 3, 4, 5, 6, 7, 8, 9, 9]
     assert world.journal.bounds(STREAM)[1] == 3  # created, 1, 9
-
-
-def test_a_number_behind_the_end_of_the_stream_is_refused() -> None:
-    world = World()
-    named = world.open()
-    assert "ends at 10" in str(refusal(world.named.acknowledge(named, 11)))
-    assert "ends at 10" in str(refusal(world.named.rewind(named, 11)))
-    assert named.seq == 0
-
-
-def test_a_second_consumer_is_refused() -> None:
-    world = World()
-    named, first = world.open(), Consumer()
-    world.named.attach(named, first)
-    with pytest.raises(SubscriptionInUse, match="has a consumer"):
-        world.named.attach(named, Consumer())
-    named.detach(Consumer())
-    assert named.consumer is first
-    named.detach(first)
-    world.named.attach(named, Consumer())
-    assert first.reasons == []
 
 
 def test_a_subscription_belongs_to_one_stream() -> None:
@@ -130,20 +89,6 @@ def test_the_memory_of_subscriptions_is_limited() -> None:
     assert "server.memory" in str(refusal(world.named.open("n", "s", 0)))
 
 
-def test_positions_move_when_there_is_room_on_the_disk() -> None:
-    world = World()
-    named = world.open()
-    world.journal.auto = False
-    waiting = world.named.acknowledge(named, 3)
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    assert isinstance(refusal(world.named.open("new", "s", 0)), ReadOnly)
-    assert (named.seq, list(world.table.entries)) == (0, ["n"])
-    world.journal.auto = True
-    world.journal.enter(JournalState.WRITABLE, "room")
-    assert waiting.result.seq == 3
-    assert world.named.acknowledge(named, 4).result.seq == 4
-
-
 @pytest.mark.slow
 def test_a_checkpoint_is_written_when_enough_was_written() -> None:
     world = World()
@@ -167,19 +112,6 @@ def test_a_checkpoint_is_written_again_when_its_segment_is_sealed() -> None:
     assert (pinned.stream, pinned.seq, pinned.pinned) == (STREAM, 0, True)
     world.clock.advance(CHECK)
     assert next(world.table.unread()).seq == 1
-
-
-def test_a_checkpoint_contains_subscriptions_with_and_without_a_consumer() -> None:
-    world = World()
-    for name in ("with", "without"):
-        world.named.acknowledge(world.open(name), 3)
-    world.named.attach(world.table.find("with"), Consumer())
-    before = world.journal.bounds(STREAM)[1]
-    world.journal.keeper.sealed = True
-    world.clock.advance(CHECK)
-    world.journal.forget(STREAM, before + 1)  # retention keeps nothing before the checkpoint
-    again = world.restarted()
-    assert {name: named.seq for name, named in again.table.entries.items()} == {"with": 3, "without": 3}
 
 
 def test_a_subscription_that_has_read_everything_counts_as_active() -> None:

@@ -67,17 +67,6 @@ def test_acknowledgement_in_the_callback_of_an_earlier_one_loses_none_that_wait(
     assert world.restarted().open().places == {"logs.a": 5, "logs.b": 2}
 
 
-def test_a_stream_that_is_created_later_begins_with_its_first_record() -> None:
-    world = World()
-    named = world.open(after=None)
-    world.publish(2, "logs.c")
-    world.publish(2, "others")
-    assert named.places == {"logs.a": 10, "logs.b": 10, "logs.c": 0}
-    again = world.restarted()
-    assert again.open().places == {"logs.a": 10, "logs.b": 10, "logs.c": 0}
-    assert again.broker.budget.kept == world.broker.budget.kept == ENTRY + 3 * PLACE
-
-
 def test_a_change_holds_only_the_numbers_that_moved() -> None:
     world = World()
     named = world.open(after=5)
@@ -232,20 +221,6 @@ def test_a_position_in_the_journal_is_kept_even_above_the_limit() -> None:
     assert again.open().places == {"logs.a": 3, "logs.b": 4}
 
 
-def test_the_position_in_a_stream_that_was_retired_is_forgotten() -> None:
-    world = World()
-    named = world.open()
-    world.named.acknowledge(named, {"logs.a": 3, "logs.b": 4})
-    world.broker.retire(["logs.a"])
-    world.clock.advance(CHECK)
-    assert named.places == {"logs.b": 4}
-    assert world.broker.budget.kept == ENTRY + PLACE
-    world.publish(1, "logs.a")
-    assert named.places == {"logs.a": 10, "logs.b": 4}
-    world.named.acknowledge(named, {"logs.a": 11})
-    assert world.restarted().open().places == {"logs.a": 11, "logs.b": 4}
-
-
 def test_a_stream_that_is_being_created_is_not_forgotten() -> None:
     world = World()
     named = world.open()
@@ -254,13 +229,6 @@ def test_a_stream_that_is_being_created_is_not_forgotten() -> None:
     world.clock.advance(CHECK)
     world.journal.commit()
     assert "logs.c" in named.places
-
-
-def test_deleting_a_subscription_releases_its_room_and_memory() -> None:
-    world = World()
-    world.named.delete(world.open())
-    assert (world.broker.budget.kept, list(world.table.unread())) == (0, [])
-    assert world.restarted().open(after=None).places == {"logs.a": 10, "logs.b": 10}
 
 
 def test_a_subscription_that_is_being_deleted_is_created_again_with_a_pattern() -> None:

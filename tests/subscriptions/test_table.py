@@ -176,33 +176,6 @@ def test_a_deleted_record_whose_key_is_unknown_is_not_leased_from_memory() -> No
     assert shared.pool.lanes["s"].progress.counts["expired"] == 1
 
 
-def test_the_end_of_a_lease_that_is_refused_is_tried_again_when_the_disk_has_room() -> None:
-    world = World()
-    shared = world.create(lease=5)
-    world.lease(shared, 2)
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    world.clock.advance(6)
-    ends = shared.pool.lanes["s"].progress.ends
-    assert ends.find(1) is None
-    world.journal.enter(JournalState.WRITABLE, "room")
-    world.clock.advance(CHECK)
-    assert ends.within(1, 9) == [(1, 2, (1, 1))]
-
-
-def test_a_first_lease_that_waits_for_room_is_answered_when_there_is_room() -> None:
-    world = World()
-    shared = world.create()
-    world.journal.auto = False
-    waits = world.lease(shared, wait=30)
-    world.journal.enter(JournalState.READ_ONLY, "full")
-    assert failure(world.lease(shared)) is not None
-    assert not waits.called
-    world.journal.auto = True
-    world.journal.enter(JournalState.WRITABLE, "room")
-    world.clock.advance(CHECK)
-    assert seqs(waits) == [1]
-
-
 def test_memory_of_a_subscription_is_charged_and_released() -> None:
     world = World(budget=InFlight(limit=1 << 22))
     shared = world.create(window=1_000)
@@ -562,31 +535,6 @@ def test_a_subscription_that_is_being_deleted_settles_nothing() -> None:
     world.journal.auto = False
     world.table.delete(shared)
     assert isinstance(failure(world.settle(shared, leased)), SubscriptionGone)
-
-
-def test_tokens_of_a_deleted_subscription_are_refused_by_the_next_one_of_its_name() -> None:
-    world = World()
-    old = world.create()
-    (leased,) = world.lease(old).result
-    world.table.delete(old)
-    new = world.create()
-    world.lease(new)
-    lease = leased.lease
-    item = Item("done", lease.first, lease.last, lease.token)
-    refused = new.act([item], "w").result.refused
-    assert [why for _, why in refused] == ["lease-lost"]
-    assert isinstance(failure(world.settle(old, [leased])), SubscriptionGone)
-
-
-def test_dead_letters_are_published_again_once_although_the_subscription_is_another_one() -> None:
-    world = World()
-    for _ in range(2):
-        shared = world.create(dead="dead")
-        leased = world.lease(shared).result[0].lease
-        shared.act([Item("reject", 1, 1, leased.token, why="no")], "w")
-        assert shared.redrive(world.broker.publish).result == (1, 0)
-        world.table.delete(shared)
-    assert world.journal.bounds("s")[1] == 12
 
 
 def test_a_tenant_cannot_fill_the_log_by_creating_a_subscription_again_and_again(log_lines: list[str]) -> None:
