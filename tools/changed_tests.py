@@ -24,6 +24,8 @@ SCHEDULES = {
         "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule",
     )
 }
+#: Tests of another folder that notice what those of the module's own package do not.
+ELSEWHERE = {"fyrehose/offline/mirror.py": "tests/journal/test_ends.py"}
 #: The tests of Spark's code that start no Spark session, and take seconds.
 SPARK = (
     *(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds", "merging", "selection")),
@@ -62,6 +64,7 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
             found = [str(PurePosixPath("tests/benchmarks", *folders))]
         case _:
             found = []
+    found += [ELSEWHERE[path]] if path in ELSEWHERE else []
     return [each for each in found if (root / each).exists() and each != "tests" and not f"{each}/".startswith(LONG)]
 
 

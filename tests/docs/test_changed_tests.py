@@ -32,6 +32,7 @@ def script() -> Any:
         ("fyrehose/net/tcp.py", ["tests/net"]),
         ("fyrehose/protocols/relink/link.py", ["tests/protocols/relink"]),
         ("fyrehose/net/without_tests.py", ["tests/net"]),
+        ("fyrehose/offline/mirror.py", ["tests/offline", "tests/journal/test_ends.py"]),
         ("fyrehose/kernels/native/figg.pyx", ["tests/kernels/test_figg.py", "tests/protocols/figg"]),
         ("benchmarks/table.py", ["tests/benchmarks"]),
         ("tests/net/conftest.py", ["tests/net"]),
@@ -50,6 +51,7 @@ def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, te
         *("tests/test_options.py", "tests/net/test_tcp.py", "tests/protocols/relink/test_link.py"),
         *("tests/kernels/test_figg.py", "tests/protocols/figg/test_server.py", "tests/benchmarks/test_table.py"),
         *("tests/live/test_figg.py", "tests/spark/test_plan.py", "tests/spark/test_lake.py"),
+        *("tests/offline/test_mirror.py", "tests/journal/test_ends.py"),
         "tests/spark/typed/test_config.py",
         *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_tables.py"),
     ):
