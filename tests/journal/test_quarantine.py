@@ -518,13 +518,15 @@ def test_random_damage_loses_no_other_record_and_no_number_is_used_again(open_jo
     random = Random(seed)
     kept: dict[tuple[str, int], bytes] = {}
     last: dict[str, int] = {}
+    several = False
     for _ in range(5):
         mode = durability(random.choice(("never", "batch")))
         bench = open_journal(segment_size=1024 << 10 * (seed % 2), durability=mode, quarantine=True)
         for stream, number in last.items():
             assert bench.next.get(stream, bench.journal.floor + 1) > number, f"{stream!r} uses {number} again"
         assert served(bench.directory) == kept
-        assert verify(bench.directory).problems == []
+        # What replaces several damaged ranges may contradict each other.
+        assert several or verify(bench.directory).problems == []
         for _ in range(random.randint(1, 9)):
             stream = random.choice("abc")
             first = bench.next.get(stream, bench.journal.floor + 1)
@@ -535,7 +537,11 @@ def test_random_damage_loses_no_other_record_and_no_number_is_used_again(open_jo
         stop = random.choice((bench.crash, bench.close))
         stop()
         lost = cut_power(bench.directory, random) if mode.mode == "never" and stop == bench.crash else set()
-        for at in lost | do_damage(bench, random):
+        damages = random.choice((0, 1, 1, 3))
+        several = several or damages > 1
+        for _ in range(damages):
+            lost |= do_damage(bench, random)
+        for at in lost:
             del kept[at]
 
 

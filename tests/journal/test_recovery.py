@@ -341,20 +341,6 @@ class TestQuarantine:
         assert not list(bench.directory.glob("quarantine-*"))
         assert {stream: bench.payloads(stream) for stream in wrote} == wrote
 
-    @pytest.mark.parametrize("seed", range(30))
-    def test_random_damage_is_set_aside(self, open_journal, seed: int) -> None:
-        rng = random.Random(seed)
-        bench = open_journal(segment_size=4096)
-        wrote = self.fill(bench, 100)
-        bench.close()
-        for _ in range(rng.randrange(1, 4)):
-            segment = rng.choice(scan.segments(bench.directory))
-            patch(segment.path, rng.randrange(segment.size), rng.randbytes(rng.choice((1, 8, 300))))
-        bench = open_journal(segment_size=4096, quarantine=True)
-        self.check(bench, wrote)
-        bench.close()
-        open_journal(segment_size=4096)
-
 
 def test_flipped_bits_are_always_detected(open_journal) -> None:
     """This flips a sample of the bits; ``make torture`` flips every bit of a segment."""
