@@ -221,6 +221,20 @@ def test_a_position_in_the_journal_is_kept_even_above_the_limit() -> None:
     assert again.open().places == {"logs.a": 3, "logs.b": 4}
 
 
+def test_the_position_in_a_stream_that_was_retired_is_forgotten() -> None:
+    world = World()
+    named = world.open()
+    world.named.acknowledge(named, {"logs.a": 3, "logs.b": 4})
+    world.broker.retire(["logs.a"])
+    world.clock.advance(CHECK)
+    assert named.places == {"logs.b": 4}
+    assert world.broker.budget.kept == ENTRY + PLACE
+    world.publish(1, "logs.a")
+    assert named.places == {"logs.a": 10, "logs.b": 4}
+    world.named.acknowledge(named, {"logs.a": 11})
+    assert world.restarted().open().places == {"logs.a": 11, "logs.b": 4}
+
+
 def test_a_stream_that_is_being_created_is_not_forgotten() -> None:
     world = World()
     named = world.open()
