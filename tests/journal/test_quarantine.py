@@ -224,6 +224,20 @@ class TestNumbersAreNeverUsedAgain:
         assert bench.payloads() == [b"kept"]
         assert bench.journal.ends()["s"] >= end
 
+    def test_numbers_are_not_used_again_after_a_second_quarantine(self, open_journal) -> None:
+        """The stream's first record is damaged; only the first quarantine's gap notes its numbers."""
+        bench = open_journal()
+        bench.crash()
+        patch(bench, 64 + 60, b"damage")
+        bench = open_journal(quarantine=True)
+        bench.append(b"first")
+        end = bench.journal.ends()["s"]
+        assert end > 1
+        bench.crash()
+        patch(bench, [header.position for header, _ in batches(bench)][-1] + 70, b"damage")
+        bench = open_journal(quarantine=True)
+        assert bench.journal.bounds("s")[1] >= end
+
     def test_numbers_are_not_used_again_if_the_gap_of_an_earlier_quarantine_is_damaged(self, open_journal) -> None:
         """That gap skips more numbers than its own bytes could have contained as records."""
         bench = open_journal()
