@@ -370,10 +370,10 @@ class World:
         self.random, self.reactor, self.pace = Random(seed), Reactor(), Near()
         self.networks = ["", "other"][: 1 + seed % 2]
         self.submitted, self.written, self.passed = list[Publish](), list[Publish](), list[Publish]()
-        self.room, self.may, self.failed, self.small = True, True, False, 0
+        self.room, self.may, self.failed, self.small, self.near = True, True, False, 0, 0
         self.wall = 50
         # The writer is this world itself, with the attributes and methods of a writer that commits use.
-        self.time, self.base, self.segment_size, self.position, self.durable = 60, 0, SMALL, 0, 0
+        self.time, self.base, self.segment_size, self.position, self.durable = 60, 0, 4 * SMALL, 0, 0
         writer: Any = self
         clock, at_turn_end = RecordClock(lambda: self.wall, lambda: 0), self.reactor.turn_ends.append
         self.commits = Commits(
@@ -425,6 +425,7 @@ class World:
         """Return that no segment was completed."""
 
     def _write(self, items: list[Publish], size: int) -> None:
+        self.near += not self.reactor.in_job
         if not self.reactor.in_job:
             assert self.reactor.idle, "two threads write at once"
             assert size <= SMALL, "the reactor waits for a large commit"
@@ -456,7 +457,11 @@ class World:
         if what == "submit":
             self.submit()
         elif what == "turn":
+            size, before = self.commits.size, self.near
+            fits = self.position + size + BATCH_HEADER.size <= self.segment_size
+            near = bool(reactor.turn_ends) and reactor.idle and size <= SMALL and fits and self.may and not self.failed
             reactor.end_turn()
+            assert (self.near > before) == near, "a commit in the other thread"
         elif what == "run" and reactor.jobs:
             reactor.run()
         elif what == "report" and reactor.ran:
