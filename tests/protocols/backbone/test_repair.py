@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fyrehose.protocols.backbone import repair
 from fyrehose.protocols.backbone.frames import MAX_SEQUENCES
-from fyrehose.protocols.backbone.repair import PAUSES, STREAMING, RecordsSkipped, Repair
+from fyrehose.protocols.backbone.repair import PAUSES, RUN_OVERHEAD, STREAMING, RecentRuns, RecordsSkipped, Repair
 from fyrehose.records import LAST_SEQ, Run
+from tests.verification.consumers.ran import Ran
 
 
 def run(first: int, last: int) -> Run:
@@ -34,58 +37,200 @@ def feed(order: Repair, *ranges: tuple[int, int], now: float = 0.0) -> list[int]
     return [seq for first, last in ranges for seq in seqs(order.received(run(first, last), now)[1])]
 
 
-def test_gap_is_requested_after_the_reorder_delay() -> None:
-    order = Repair(0, reorder=0.02, probe=99)
-    feed(order, (2, 3), now=1.0)
-    assert order.next_due() == 1.02
-    assert order.due(1.01, 9) == []
-    feed(order, (1, 1), now=1.015)  # it was only overtaken
-    assert order.due(1.02, 9) == []
+#: The pauses of the model: it gives a gap up after three requests.
+SOME = PAUSES[:3]
+#: Where records begin in the model: few in a row, and both sides of the size of one answer and of two.
+EDGES = (1, 2, 3, 4, 5, *range(9_999, 10_004), 10_010, 20_001, 20_003, 25_000)
 
 
-def test_gap_is_requested_repeatedly_and_then_given_up() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0, 2.0), probe=1e9)
-    feed(order, (1, 1), (4, 4), (7, 7))
-    asked = [(now, order.due(now, 9)) for now in (0.0, 0.5, 1.0, 2.9, 3.0, 99.0)]
-    assert asked == [(0.0, [(2, 3), (5, 6)]), (0.5, []), (1.0, [(2, 3), (5, 6)]), (2.9, []), (3.0, []), (99.0, [])]
-    assert order.give_up(2.9) == []
-    passed = order.give_up(3.0)
-    assert [each if isinstance(each, RecordsSkipped) else seqs([each]) for each in passed] == [
-        RecordsSkipped(first=2, last=3),
-        [4],
-        RecordsSkipped(first=5, last=6),
-        [7],
-    ]
-    assert (order.position, order.missing) == (7, [])
-    # Records of a range that was given up are dropped, so that the order stays.
-    assert feed(order, (2, 3)) == []
+def last_of(piece: int) -> int:
+    return EDGES[EDGES.index(piece) + 1] - 1
 
 
-def test_gap_is_not_given_up_before_the_gaps_below_it() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0, 5.0), probe=1e9)
-    feed(order, (5, 5), now=0.0)
-    feed(order, (3, 3), now=0.1)  # (1, 2) and (4, 4): an answer came, so the rest is streaming
-    for now in (1.0, 2.0, 7.0, 8.0):
-        order.due(now, 9)
-    assert order.missing == [(1, 2), (4, 4)]
-    due = order.next_due()
-    assert due is not None
-    passed = order.give_up(20.0)
-    assert [each for each in passed if isinstance(each, RecordsSkipped)] == [
-        RecordsSkipped(first=1, last=2),
-        RecordsSkipped(first=4, last=4),
-    ]
+def pieces(first: int, last: int) -> list[int]:
+    return [edge for edge in EDGES[:-1] if first <= edge <= last]
 
 
-def test_streaming_answer_is_not_requested_again() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=1e9)
-    feed(order, (50_000, 50_000), now=0.0)
-    assert order.due(0.0, 1) == [(1, 49_999)]
-    for i in range(100):
-        now = 0.02 * (i + 1)
-        feed(order, (1 + 100 * i, 100 + 100 * i), now=now)
-        assert order.due(now, 1) == ([(10_001, 49_999)] if i == 99 else [])
-    assert order.position == MAX_SEQUENCES
+def joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return *ranges* with those that follow each other as one."""
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        if found and found[-1][1] + 1 == first:
+            first = found.pop()[0]
+        found.append((first, last))
+    return found
+
+
+class Model:
+    """The rules of the repair for single *pieces*, which are the numbers between two EDGES; a gap is many in a row.
+
+    :ivar missing: when each missing piece is due, how often it was requested, and how far the answer can go
+    """
+
+    def __init__(self, position: int | None, most_gaps: int, most_waiting: int) -> None:
+        self.position, self.highest, self.duplicates = position, position or 0, 0
+        self.most_gaps, self.most_waiting = most_gaps, most_waiting
+        self.missing: dict[int, tuple[float, int, int]] = {}
+        self.waiting: dict[int, int] = {}  #: the bytes of the records that wait, by their first number
+        self.tail_due, self.tail_to, self.tail_fresh = 0.0, 0, True
+
+    def gaps(self) -> list[list[int]]:
+        gaps: list[list[int]] = []
+        for first in sorted(self.missing):
+            if gaps and last_of(gaps[-1][-1]) == first - 1:
+                gaps[-1].append(first)
+            else:
+                gaps.append([first])
+        return gaps
+
+    def received(self, first: int, last: int, now: float) -> list[int]:
+        """Return the pieces that are new."""
+        if self.position is None:
+            self.position = self.highest = first - 1
+        if last > self.highest:
+            self.tail_fresh = True
+            if not self.tail_to:
+                self.tail_due = now + 1.0
+            elif last < self.tail_to:
+                self.tail_due = now + STREAMING
+            else:
+                self.tail_due, self.tail_to = now, 0
+        new = [piece for gap in self.gaps() for piece in self._fill(gap, first, last, now)]
+        early, above = pieces(self.highest + 1, first - 1), pieces(max(first, self.highest + 1), last)
+        if above and self.room() and not (early and len(self.gaps()) >= self.most_gaps):
+            self.missing |= dict.fromkeys(early, (now + 0.02, 0, 0))
+            new += self._hold(above)
+            self.highest = last
+        self.duplicates += last - first + 1 - sum(last_of(piece) - piece + 1 for piece in new)
+        self.drain()
+        return new
+
+    def room(self) -> bool:
+        return sum(self.waiting.values()) <= self.most_waiting
+
+    def _fill(self, gap: list[int], first: int, last: int, now: float) -> list[int]:
+        came = [piece for piece in gap if first <= piece <= last]
+        splits = bool(came) and came[0] != gap[0] and came[-1] != gap[-1]
+        if not came or (
+            came[0] - 1 != self.position and (not self.room() or (splits and len(self.gaps()) >= self.most_gaps))
+        ):
+            return []
+        for piece in came:
+            _, requests, to = self.missing.pop(piece)
+        for piece in gap[gap.index(came[-1]) + 1 :]:
+            if requests:  # the answer streams in, or has ended
+                self.missing[piece] = (now, 0, 0) if last >= to else (now + STREAMING, 1, to)
+        return self._hold(came)
+
+    def _hold(self, came: list[int]) -> list[int]:
+        self.waiting[came[0]] = 4 * (last_of(came[-1]) - came[0] + 1) + RUN_OVERHEAD
+        return came
+
+    def drain(self) -> None:
+        self.position = min(self.missing, default=self.highest + 1) - 1
+        self.waiting = {first: size for first, size in self.waiting.items() if first > self.position}
+
+    def due(self, now: float, most: int) -> list[tuple[int, int]]:
+        ready = [gap for gap in self.gaps() if self.missing[gap[0]][0] <= now and self.missing[gap[0]][1] < len(SOME)]
+        requests = [[gap] for gap in ready] if most else []
+        while len(requests) > most:  # the nearest neighbours share a request
+            near = [requests[i][0][0] - last_of(requests[i - 1][-1][-1]) for i in range(1, len(requests))]
+            at = max(i for i, distance in enumerate(near) if distance == min(near))
+            requests[at : at + 2] = [requests[at] + requests[at + 1]]
+        ranges = [(gaps[0][0], last_of(gaps[-1][-1])) for gaps in requests]
+        for gaps, (first, _) in zip(requests, ranges, strict=True):
+            for piece in (piece for gap in gaps if gap[0] < first + MAX_SEQUENCES for piece in gap):
+                count = self.missing[piece][1]
+                self.missing[piece] = (now + SOME[count], count + 1, first + MAX_SEQUENCES - 1)
+        if len(ranges) < most and self.position is not None and self.tail_due <= now:
+            ranges.append((self.highest + 1, LAST_SEQ))
+            self.tail_due, self.tail_fresh = now + (SOME[0] if self.tail_fresh else 1.0), False
+            self.tail_to = self.highest + MAX_SEQUENCES
+        return ranges
+
+    def give_up(self, now: float) -> list[tuple[int, int]]:
+        given = []
+        for gap in self.gaps():
+            due, requests, _ = self.missing[gap[0]]
+            if requests < len(SOME) or due > now:
+                break
+            given.append((gap[0], last_of(gap[-1])))
+            for piece in gap:
+                del self.missing[piece]
+            self.drain()
+        return given
+
+    def restart(self, now: float) -> None:
+        self.missing = {piece: (now, 0, to) for piece, (_, _, to) in self.missing.items()}
+        self.tail_due, self.tail_fresh = now, True
+
+    def next_due(self) -> float | None:
+        gaps = [self.missing[gap[0]] for gap in self.gaps()]
+        times = [due for i, (due, requests, _) in enumerate(gaps) if not i or requests < len(SOME)]
+        return min([*times, *[self.tail_due] * (self.position is not None)], default=None)
+
+    def was_requested(self, first: int, last: int) -> bool:
+        asked = any(each[1] and piece <= last and last_of(piece) >= first for piece, each in self.missing.items())
+        return asked or (first <= self.tail_to and last > self.highest)
+
+
+def act(random: Random, order: Repair, model: Model, now: float) -> None:
+    """Do the same to both, and compare what they return."""
+    before, came = model.position, list[tuple[int, int]]()
+    action = random.choice(
+        ("receive", "receive", "due", "due", "give up", "restart" if random.random() < 0.3 else "due")
+    )
+    if action == "receive":
+        at = random.randrange(len(EDGES) - 1)
+        first, last = EDGES[at], last_of(EDGES[min(at + random.choice((0, 0, 1, 2, 5)), len(EDGES) - 2)])
+        before = first - 1 if before is None else before
+        come = Run(stream="s", source="s", lengths=bytes(4 * (last - first + 1)), payload=b"", first_seq=first)
+        new, ready = order.received(come, now)
+        assert joined([(each.first_seq, each.last_seq) for each in new]) == joined(
+            [(piece, last_of(piece)) for piece in model.received(first, last, now)]
+        )
+        came = [(each.first_seq, each.last_seq) for each in ready]
+    elif action == "due":
+        most = random.randrange(5)
+        assert order.due(now, most) == model.due(now, most)
+    elif action == "give up":
+        passed = order.give_up(now)
+        assert [(each.first, each.last) for each in passed if isinstance(each, RecordsSkipped)] == model.give_up(now)
+        came = [(e.first, e.last) if isinstance(e, RecordsSkipped) else (e.first_seq, e.last_seq) for e in passed]
+    else:
+        order.restart(now)
+        model.restart(now)
+    expected = [((before or 0) + 1, model.position or 0)] if model.position != before else []
+    assert joined(came) == expected, "records are delivered or skipped in order, each once"
+
+
+def test_repair_agrees_with_a_model_of_single_records() -> None:
+    """Records come in any order; requests, gaps that are given up, and the time of the next action are those of rules
+    2 and 6 of the client."""
+    with Ran(repair) as ran:
+        for seed in range(80):
+            random, now = Random(seed), 0.0
+            after = random.choice((None, 0, 2))
+            gaps, waiting = random.choice(((99, 64 << 20), (99, 64 << 20), (3, 64 << 20), (99, 2_600)))
+            order = Repair(after, pauses=SOME, most_gaps=gaps, most_waiting=waiting)
+            model = Model(after, gaps, waiting)
+            for _ in range(60):
+                now = max(now, random.choice((now, now + 0.01, now + 0.3, model.next_due() or now)))
+                act(random, order, model, now)
+                assert (
+                    joined(order.missing) == order.missing == joined([(m, last_of(m)) for m in sorted(model.missing)])
+                )
+                assert (order.position, order.highest, order.duplicates) == (
+                    model.position,
+                    model.highest,
+                    model.duplicates,
+                )
+                assert order.waiting_size == sum(model.waiting.values())
+                assert order.next_due() == model.next_due()
+                first = random.choice(EDGES) + random.randrange(2)
+                last = max(first, random.choice(EDGES))
+                assert order.was_requested(first, last) == model.was_requested(first, last)
+    assert {branch for branch in ran.never() if not branch.startswith("RecentRuns.")} == set()
 
 
 def test_incomplete_answer_is_waited_for_before_the_gap_is_requested_again() -> None:
@@ -98,11 +243,24 @@ def test_incomplete_answer_is_waited_for_before_the_gap_is_requested_again() -> 
     assert order.due(0.2, 1) == [(MAX_SEQUENCES + 1, 49_999)]
 
 
-def test_tail_request_waits_while_gaps_take_all_requests() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0,) * 3, probe=0.5)
-    feed(order, (1, 1), (3, 3), now=0.0)
-    assert order.due(9.0, 1) == [(2, 2)]
-    assert order.due(9.1, 1) == [(4, LAST_SEQ)]
+def test_gap_just_beyond_the_size_of_an_answer_gets_a_separate_request() -> None:
+    order = Repair(0, reorder=0.0, probe=1e9)
+    feed(order, (2, MAX_SEQUENCES), (MAX_SEQUENCES + 2, MAX_SEQUENCES + 2))
+    assert order.due(0.0, 1) == [(1, MAX_SEQUENCES + 1)]
+    assert order.due(0.0, 1) == [(MAX_SEQUENCES + 1, MAX_SEQUENCES + 1)]
+    assert order.due(0.0, 1) == []
+
+
+def test_gap_is_never_given_up_while_each_answer_brings_a_part_of_it() -> None:
+    order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
+    feed(order, (41, 41), now=0.0)
+    now, got = 0.0, list[int]()
+    while len(got) < 41:
+        assert order.due(now, 9) == [(len(got) + 1, 40)], f"at {now:g} s"
+        got += feed(order, (len(got) + 1, len(got) + 1), now=now + 0.1)
+        now += 0.101 + STREAMING
+        assert order.give_up(now) == []
+    assert got == [*range(1, 42)]
 
 
 def test_gap_is_requested_during_ten_seconds() -> None:
@@ -118,162 +276,11 @@ def test_gap_is_requested_during_ten_seconds() -> None:
     assert (now, asked) == (pytest.approx(9.9), 21)
 
 
-def test_more_gaps_than_requests_share_requests() -> None:
-    order = Repair(0, reorder=0.0, probe=1e9)
-    feed(order, (1, 1), (3, 3), (5, 20), (100, 100), (102, 150), (500, 500))
-    assert order.missing == [(2, 2), (4, 4), (21, 99), (101, 101), (151, 499)]
-    # Adjacent gaps are joined, so that few records arrive twice.
-    assert order.due(0.0, 3) == [(2, 4), (21, 101), (151, 499)]
-    assert order.due(0.0, 3) == []
-    complete, short = Repair(0, reorder=0.0, probe=1e9), Repair(0, reorder=0.0, probe=1e9)
-    feed(complete, (1, 1), (2, 2))
-    feed(short, (1, 1), (3, 3))
-    assert complete.due(0.0, 3) == short.due(0.0, 0) == []
-
-
-def test_gap_beyond_an_answer_is_requested_later() -> None:
-    order = Repair(0, reorder=0.0, probe=1e9)
-    feed(order, (9_000, 9_000), (20_000, 20_000), (30_000, 30_000))
-    assert order.due(0.0, 1) == [(1, 29_999)]
-    assert order.due(0.0, 1) == [(20_001, 29_999)]
-    assert order.due(0.0, 1) == []
-
-
-def test_tail_is_requested_after_silence() -> None:
-    order = Repair(probe=1.0)
-    assert order.next_due() is None
-    assert order.due(0.0, 9) == []  # nothing is known yet, so nothing can be missing
-    feed(order, (5, 5), now=0.0)
-    assert order.due(0.9, 9) == []
-    feed(order, (6, 6), now=0.9)
-    assert order.due(1.8, 9) == []
-    assert order.due(1.9, 9) == [(7, LAST_SEQ)]
-    # The first request is repeated soon, because the server itself answers a repetition; later ones are rare.
-    assert order.due(2.0, 9) == []
-    assert order.due(2.05, 9) == [(7, LAST_SEQ)]
-    assert order.due(3.0, 9) == []
-    assert order.due(3.05, 9) == [(7, LAST_SEQ)]
-    feed(order, (7, 7), now=3.1)
-    assert order.due(3.35, 9) == [(8, LAST_SEQ)]
-    assert order.due(3.5, 9) == [(8, LAST_SEQ)]
-
-
-def test_catch_up_continues_after_each_answer() -> None:
-    order = Repair(0)
-    assert order.due(0.0, 9) == [(1, LAST_SEQ)]
-    feed(order, (1, 9_999), now=0.1)
-    assert order.due(0.1, 9) == []
-    feed(order, (10_000, 10_000), now=0.2)
-    assert order.due(0.2, 9) == [(10_001, LAST_SEQ)]
-
-
-def test_old_records_do_not_postpone_the_tail_request() -> None:
-    order = Repair(0, probe=1.0)
-    feed(order, (2, 2), now=0.0)
-    assert feed(order, (1, 1), (2, 2), now=0.9) == [1, 2]
-    assert order.due(1.0, 9) == [(3, LAST_SEQ)]
-
-
-def test_next_due_is_the_earliest_of_all_gaps_with_requests_left() -> None:
-    order = Repair(0, reorder=0.0, pauses=(5.0,), probe=1e9)
-    feed(order, (2, 2), now=0.0)
-    assert order.due(0.0, 9) == [(1, 1)]
-    order.reorder = 1.0
-    feed(order, (4, 4), now=0.5)
-    assert order.next_due() == 1.5
-    assert order.due(1.5, 9) == [(3, 3)]
-    # No gap has requests left, and the first one is given up when it is due.
-    assert order.next_due() == 5.0
-
-
-def test_rest_of_an_answer_is_requested_as_often_as_any_gap() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
-    feed(order, (11, 11), now=0.0)
-    assert order.due(0.0, 9) == [(1, 10)]
-    feed(order, (1, 5), now=0.1)
-    assert order.give_up(0.35) == []
-    assert order.due(0.35, 9) == [(6, 10)]
-    assert order.due(1.35, 9) == []
-    assert order.give_up(1.35)[0] == RecordsSkipped(first=6, last=10)
-
-
-def test_gap_is_never_given_up_while_each_answer_brings_a_part_of_it() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0, 1.0), probe=1e9)
-    feed(order, (41, 41), now=0.0)
-    now, got = 0.0, list[int]()
-    while len(got) < 41:
-        assert order.due(now, 9) == [(len(got) + 1, 40)], f"at {now:g} s"
-        got += feed(order, (len(got) + 1, len(got) + 1), now=now + 0.1)
-        now += 0.101 + STREAMING
-        assert order.give_up(now) == []
-    assert got == [*range(1, 42)]
-
-
-def test_gap_that_ends_within_the_size_of_an_answer_is_part_of_the_request() -> None:
-    order = Repair(0, reorder=0.0, probe=1e9)
-    feed(order, (2, MAX_SEQUENCES - 1), (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1))
-    assert order.due(0.0, 1) == [(1, MAX_SEQUENCES)]
-    assert order.due(0.0, 1) == []
-
-
-def test_gap_just_beyond_the_size_of_an_answer_gets_a_separate_request() -> None:
-    order = Repair(0, reorder=0.0, probe=1e9)
-    feed(order, (2, MAX_SEQUENCES), (MAX_SEQUENCES + 2, MAX_SEQUENCES + 2))
-    assert order.due(0.0, 1) == [(1, MAX_SEQUENCES + 1)]
-    assert order.due(0.0, 1) == [(MAX_SEQUENCES + 1, MAX_SEQUENCES + 1)]
-    assert order.due(0.0, 1) == []
-
-
 def test_nothing_is_requested_after_the_last_sequence() -> None:
     order = Repair(LAST_SEQ - 1)
     run_ = Run.of("s", [b"x"], source="s").numbered(LAST_SEQ, 0)
     assert order.received(run_, 0.0) == ([run_], [run_])
     assert order.due(99.0, 9) == []
-
-
-def test_only_requested_records_count_as_requested() -> None:
-    order = Repair(reorder=0.0, probe=1e9)
-    assert not order.was_requested(1, 1)
-    feed(order, (1, 5), (8, 9), (20, 20))
-    assert not order.was_requested(6, 7)  # not asked for yet
-    assert order.due(0.0, 1) == [(6, 19)]
-    assert order.was_requested(6, 6)
-    assert order.was_requested(1, 6)
-    assert order.was_requested(7, 30)
-    assert order.was_requested(10, 19)
-    assert not order.was_requested(8, 9)
-    assert not order.was_requested(20, 30)
-    assert not order.was_requested(1, 5)
-    quiet = Repair(5)
-    quiet.due(0.0, 1)
-    assert all(quiet.was_requested(*asked) for asked in [(6, 6), (1, 6), (5 + MAX_SEQUENCES, LAST_SEQ)])
-    assert not any(quiet.was_requested(*none) for none in [(5, 5), (1, 5), (6 + MAX_SEQUENCES, 6 + MAX_SEQUENCES)])
-
-
-def test_request_for_the_tail_is_postponed_when_new_records_arrive() -> None:
-    order = Repair(0, probe=1.0)
-    assert order.due(0.0, 9) == [(1, LAST_SEQ)]
-    feed(order, (1, MAX_SEQUENCES), now=0.1)
-    feed(order, (MAX_SEQUENCES + 1, MAX_SEQUENCES + 1), now=0.2)
-    assert order.next_due() == 1.2
-
-
-def test_request_for_the_tail_is_repeated_soon_at_the_start_and_after_a_restart() -> None:
-    order = Repair(5, pauses=(0.25,), probe=1.0)
-    assert order.due(0.0, 9) == order.due(0.25, 9) == [(6, LAST_SEQ)]
-    assert order.next_due() == 1.25
-    order.restart(3.0)
-    assert order.due(3.0, 9) == [(6, LAST_SEQ)]
-    assert order.next_due() == 3.25
-
-
-def test_restart_repeats_all_requests() -> None:
-    order = Repair(0, reorder=0.0, pauses=(1.0,), probe=1.0)
-    feed(order, (2, 2), now=0.0)
-    assert order.due(0.0, 9) == [(1, 1)]
-    order.restart(7.0)
-    assert order.give_up(7.0) == []
-    assert order.due(7.0, 9) == [(1, 1), (3, LAST_SEQ)]
 
 
 def test_memory_of_waiting_runs_is_bounded() -> None:
@@ -287,36 +294,6 @@ def test_memory_of_waiting_runs_is_bounded() -> None:
     assert feed(order, *[(seq, seq) for seq in range(1, top + 1)]) == list(range(1, top + 1))
     assert order.waiting_size == 0
     assert feed(order, (top + 1, top + 2)) == [top + 1, top + 2]
-
-
-def test_number_of_gaps_is_bounded() -> None:
-    order = Repair(0, most_gaps=10)
-    feed(order, (100, 100))
-    for seq in range(2, 1_000, 2):
-        feed(order, (seq, seq))
-    assert len(order.missing) == 10
-    assert feed(order, (1, 1_000)) == list(range(1, 1_001))
-
-
-@pytest.mark.parametrize(
-    ("come", "missing"),
-    [
-        ((12, 13), [(1, 10), (14, 20)]),
-        ((18, 20), [(1, 10), (12, 17)]),
-        ((12, 20), [(1, 10)]),
-        ((15, 15), [(1, 10), (12, 20)]),
-        ((30, 30), [(1, 10), (12, 20)]),
-        ((22, 22), [(1, 10), (12, 20)]),
-        ((1, 1), [(2, 10), (12, 20)]),
-    ],
-)
-def test_only_a_run_that_would_exceed_the_limit_of_gaps_is_dropped(
-    come: tuple[int, int], missing: list[tuple[int, int]]
-) -> None:
-    order = Repair(0, most_gaps=2)
-    feed(order, (11, 11), (21, 21), come)
-    assert order.missing == missing
-    assert order.highest == (22 if come == (22, 22) else 21)
 
 
 def test_record_with_a_very_high_sequence_takes_no_extra_memory() -> None:
@@ -368,45 +345,20 @@ def test_any_loss_reordering_and_repetition_is_repaired(seed: int, total: int, a
     assert delivered == list(range(start or 1, total + 1))
 
 
-@example(after=1, arrivals=[(1, 0, True)])
-@settings(max_examples=100, deadline=None)
-@given(
-    after=st.none() | st.integers(0, 3),
-    arrivals=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8), st.booleans()), max_size=25),
-)
-def test_repair_agrees_with_a_model_that_is_a_set_of_numbers(
-    after: int | None, arrivals: list[tuple[int, int, bool]]
-) -> None:
-    """Compare new, delivered, missing and repeated records with those of a plain set, for any sequence of runs."""
-    order = Repair(after, reorder=0.0, probe=1e9)
-    seen: set[int] = set()
-    position, repeated, now, tail = after, 0, 0.0, False
-    for first, more, ask in arrivals:
-        if position is None:
-            position = first - 1
-        begin, came = position, set(range(first, first + more + 1))
-        fresh = {seq for seq in came - seen if seq > begin}
-        repeated += len(came - fresh)
-        seen |= fresh
-        while position + 1 in seen:
-            position += 1
-        highest = max(seen, default=position)
-        new, ready = order.received(run(first, first + more), now)
-        assert sorted(seqs(new)) == sorted(fresh)
-        assert seqs(ready) == list(range(begin + 1, position + 1))
-        assert (order.position, order.highest, order.duplicates) == (position, max(highest, position), repeated)
-        gone = [seq for seq in range(position + 1, highest) if seq not in seen]
-        assert [seq for gap in order.missing for seq in range(gap[0], gap[1] + 1)] == gone
-        assert all(low - 1 in seen or low - 1 == position for low, _ in order.missing), (
-            "gaps next to each other are one"
-        )
-        now += 1.0
-        if ask:
-            due = order.due(now, 99)
-            asked = [(low, high) for low, high in due if high < LAST_SEQ]
-            tail = tail or asked != due  # all that follows the highest number was requested as well
-            assert [seq for low, high in asked for seq in range(low, high + 1)] == gone
-            for low in range(1, highest + 9):
-                for high in (low, low + 1, low + 4, low + 20):
-                    expected = any(low <= seq <= high for seq in gone) or (tail and high > highest)
-                    assert order.was_requested(low, high) is expected
+def test_store_has_the_latest_runs_within_its_limit_and_returns_exactly_a_range() -> None:
+    """The model is a list of runs, which arrive in any order; a run larger than the limit is not stored."""
+    for seed in range(100):
+        random = Random(seed)
+        store, kept = RecentRuns(random.choice((0, 20, 60))), list[Run]()
+        edges = sorted(random.sample(range(1, 30), 12))
+        came = [run(first, random.randrange(first, end)) for first, end in pairwise(edges)]
+        random.shuffle(came)
+        for each in came:
+            store.add(each)
+            kept = sorted([*kept, each] if each.size <= store.limit else kept, key=lambda one: one.first_seq)
+            while sum(one.size for one in kept) > store.limit:
+                del kept[0]
+            assert store.size == sum(one.size for one in kept)
+            first = random.randrange(32)
+            last = random.randrange(first, 33)
+            assert seqs(list(store.read(first, last))) == [seq for seq in seqs(kept) if first <= seq <= last]
