@@ -2,126 +2,112 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from random import Random
 
-from fyrehose.protocols.backbone.pushes import PACE, Pushes
+import attrs
+
+from fyrehose.protocols.backbone import pushes as product
+from fyrehose.protocols.backbone.pushes import PACE, PendingPush, Pushes
 from fyrehose.protocols.backbone.rates import Rates
 from fyrehose.records import Run
+from tests.verification.consumers.ran import Ran
+
+TIMEOUT, RATE, BURST = 5.0, 8, 3
 
 
-def make(
-    window: int = 4, window_bytes: int = 1_000, timeout: float = 5.0, retries: int = 0, pace: int = 1_000_000
-) -> Pushes:
-    return Pushes(window, window_bytes, timeout, retries, Rates(pace, pace, most=1))
+@attrs.define
+class Model:
+    """The pushes that wait, and those that were sent, in order; the latter with ``floor`` and ``deadline``."""
+
+    window: int
+    window_bytes: int
+    waiting: list[PendingPush] = attrs.field(factory=list)
+    sent: list[PendingPush] = attrs.field(factory=list)
+    tokens: float = BURST
+    at: float = 0.0
+
+    def room(self) -> int:
+        """Return how many of the waiting pushes the window has room for; a single one may be of any size."""
+        for count in range(len(self.waiting) + 1):
+            size = bytes_of(self.sent + self.waiting[: count + 1])
+            held = len(self.sent) + count
+            if held >= self.window or count == len(self.waiting) or (held and size > self.window_bytes):
+                return count
+        raise AssertionError("the loop has ended without a result")
+
+    def take(self, highest: int, now: float) -> list[bytes]:
+        if not self.room():
+            return []
+        self.tokens, self.at = min(BURST, self.tokens + (now - self.at) * RATE), now
+        count = min(self.room(), int(self.tokens))
+        self.tokens -= count
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        self.sent += [attrs.evolve(push, floor=highest, deadline=now + TIMEOUT) for push in taken]
+        return [push.payload for push in taken]
+
+    def delivered(self, first: int, payloads: list[bytes]) -> list[tuple[object, int]]:
+        found = []
+        for seq, payload in enumerate(payloads, first):
+            oldest = next((push for push in self.sent if push.payload == payload), None)
+            if oldest is not None and oldest.floor < seq:
+                self.sent.remove(oldest)
+                found.append((oldest.handle, seq))
+        return found
+
+    def expired(self, now: float) -> list[object]:
+        over = [push for push in self.sent if push.deadline <= now]
+        again = [PendingPush(push.payload, push.handle, push.retries - 1) for push in over if push.retries]
+        self.sent, self.waiting = self.sent[len(over) :], again + self.waiting
+        return [push.handle for push in over if not push.retries]
 
 
-def confirmed(pushes: Pushes, first: int, *payloads: bytes) -> list[tuple[object, int]]:
-    run = Run.of("backbone", payloads, source="backbone").numbered(first, 0)
-    return [(push.handle, seq) for push, seq in pushes.delivered(run)]
+def bytes_of(pushes: list[PendingPush]) -> int:
+    return sum(len(push.payload) for push in pushes)
 
 
-def test_deliver_with_the_same_bytes_confirms_a_push() -> None:
-    pushes = make()
-    for handle, payload in enumerate((b"a", b"b", b"a")):
-        pushes.add(payload, handle)
-    assert not pushes.idle
-    assert pushes.take(0, 0.0) == [b"a", b"b", b"a"]
-    assert confirmed(pushes, 1, b"x", b"a", b"b", b"b") == [(0, 2), (1, 3)]
-    assert confirmed(pushes, 5, b"a", b"a") == [(2, 5)]
-    assert pushes.idle
-    assert confirmed(pushes, 7, b"a") == []
+def act(random: Random, pushes: Pushes, model: Model, number: int, now: float) -> None:
+    """Do the same to both, and compare what they return."""
+    action = random.choice(("add", "add", "take", "take", "deliver", "deliver", "expire", "renumber or abandon"))
+    payload = random.choice((b"a", b"bb", bytes(20)))
+    if action == "add":
+        pushes.add(payload, number)
+        model.waiting.append(PendingPush(payload, number, pushes.retries))
+    elif action == "take":
+        highest = random.randrange(4)
+        assert pushes.take(highest, now) == model.take(highest, now)
+    elif action == "deliver":
+        first, payloads = random.randrange(1, 5), [payload, b"of another publisher", random.choice((payload, b"a"))]
+        run = Run.of("backbone", payloads, source="backbone").numbered(first, 0)
+        assert [(push.handle, seq) for push, seq in pushes.delivered(run)] == model.delivered(first, payloads)
+    elif action == "expire":
+        assert [push.handle for push in pushes.expired(now)] == model.expired(now)
+    elif random.random() < 0.5:
+        pushes.renumber(2)
+        for push in model.sent:
+            push.floor = 2
+    else:
+        assert [push.handle for push in pushes.abandon()] == [push.handle for push in model.sent + model.waiting]
+        model.sent, model.waiting = [], []
 
 
-def test_records_published_before_the_push_do_not_confirm_it() -> None:
-    pushes = make()
-    pushes.add(b"a", 0)
-    pushes.take(10, 0.0)
-    assert confirmed(pushes, 9, b"a", b"a") == []  # repaired history with the same bytes
-    assert confirmed(pushes, 11, b"a") == [(0, 11)]
-
-
-def test_the_window_counts_bytes() -> None:
-    pushes = make(window_bytes=10)
-    for payload in (bytes(50), bytes(5), bytes(5), b"!"):
-        pushes.add(payload, len(payload))
-    assert pushes.take(0, 0.0) == [bytes(50)]  # one may be of any size
-    confirmed(pushes, 1, bytes(50))
-    assert pushes.take(0, 0.0) == [bytes(5), bytes(5)]
-    assert not pushes.has_room
-
-
-def test_pace_limits_pushes() -> None:
-    pushes = make(window=1_000, pace=100)
-    for i in range(150):
-        pushes.add(b"%d" % i, i)
-    assert len(pushes.take(0, 0.0)) == 100
-    assert pushes.next_due(0.0, True) == PACE
-    assert pushes.next_due(0.0, False) == 5.0
-    assert len(pushes.take(0, 0.1)) == 10
-
-
-def test_push_expires_without_deliver() -> None:
-    pushes = make(timeout=5.0)
-    pushes.add(b"a", "a")
-    pushes.take(0, 0.0)
-    pushes.add(b"b", "b")
-    pushes.take(0, 1.0)
-    assert pushes.next_due(1.0, True) == 5.0
-    assert pushes.expired(4.9) == []
-    assert [push.handle for push in pushes.expired(5.0)] == ["a"]
-    assert pushes.next_due(5.0, True) == 6.0
-    assert confirmed(pushes, 1, b"b") == [("b", 1)]
-    assert pushes.next_due(5.0, True) is None
-    assert pushes.expired(99.0) == []
-    assert confirmed(pushes, 2, b"a") == []
-
-
-def test_a_retry_pushes_again_and_either_deliver_confirms() -> None:
-    pushes = make(timeout=5.0, retries=1)
-    pushes.add(b"a", "a")
-    pushes.take(0, 0.0)
-    pushes.add(b"b", "b")
-    assert pushes.expired(5.0) == []
-    assert pushes.take(0, 5.0) == [b"a", b"b"]
-    assert confirmed(pushes, 1, b"a", b"a") == [("a", 1)]
-    assert pushes.expired(10.0) == []
-    assert pushes.take(2, 10.0) == [b"b"]
-    assert [push.handle for push in pushes.expired(15.0)] == ["b"]
-    assert pushes.idle
-
-
-@given(st.lists(st.sampled_from(["add", "take", "expire", "deliver"]), max_size=40), st.integers(1, 5))
-def test_pushes_are_sent_and_sent_again_in_the_order_in_which_they_were_added(steps: list[str], window: int) -> None:
-    """Whatever is sent is what waits of the smallest numbers; each push counts once, wherever it is."""
-    pushes, now, added, seq = make(window=window, retries=100), 0.0, 0, 0
-    waiting, sent = list[int](), list[int]()
-    for step in [*steps, *["take", "deliver"] * (len(steps) + 1)]:
-        if step == "add":
-            pushes.add(b"%d" % added, added)
-            waiting, added = [*waiting, added], added + 1
-        elif step == "take":
-            taken = [int(payload) for payload in pushes.take(seq, now)]
-            fitting = max(0, window - len(sent))
-            assert taken == waiting[:fitting]
-            waiting, sent = waiting[fitting:], sent + taken
-        elif step == "expire":
-            now += 5.0
-            assert pushes.expired(now) == []
-            waiting, sent = sorted(sent + waiting), []
-        elif sent:
-            seq += 1
-            assert confirmed(pushes, seq, b"%d" % sent[0]) == [(sent.pop(0), seq)]
-        assert (pushes.has_room, pushes.unsent) == (len(waiting + sent) < window, sum(len(str(n)) for n in waiting))
-    assert pushes.idle
-
-
-def test_abandon_returns_unconfirmed_pushes() -> None:
-    pushes = make(window=1)
-    for i in range(3):
-        pushes.add(b"%d" % i, i)
-    pushes.take(0, 0.0)
-    assert [push.handle for push in pushes.abandon()] == [0, 1, 2]
-    assert pushes.idle
-    assert confirmed(pushes, 1, b"0") == []
-    assert pushes.expired(99.0) == []
+def test_pushes_agree_with_a_model_of_two_lists() -> None:
+    """A DELIVER with the same bytes and a higher sequence confirms the oldest push; others expire, or are repeated."""
+    with Ran(product) as ran:
+        for seed in range(100):
+            random, now = Random(seed), 0.0
+            window, window_bytes, retries = random.choice((1, 2, 4)), random.choice((4, 21, 99)), random.randrange(3)
+            pushes = Pushes(window, window_bytes, TIMEOUT, retries, Rates(RATE, BURST, most=1))
+            model = Model(window, window_bytes)
+            for number in range(30):
+                soon = pushes.next_due(now, sending=False) or now
+                now = max(now, random.choice((now, now + 0.125, now + 1, soon, soon - 0.125)))
+                act(random, pushes, model, number, now)
+                both = model.sent + model.waiting
+                assert pushes.has_room == (len(both) < window and bytes_of(both) < window_bytes)
+                assert pushes.idle == (not both)
+                assert pushes.unsent == bytes_of(model.waiting)
+                deadlines = [push.deadline for push in model.sent[:1]]
+                assert pushes.next_due(now, sending=False) == min(deadlines, default=None)
+                with_pace = [*deadlines, now + PACE] if model.room() else deadlines
+                assert pushes.next_due(now, sending=True) == min(with_pace, default=None)
+    assert ran.never() == set()
