@@ -189,23 +189,6 @@ def test_new_connection_resends_attaches_then_detaches_then_publishes() -> None:
     assert bench.states == [True, False, True, False, True]
 
 
-def test_unanswered_attach_is_resent_with_the_same_offset() -> None:
-    bench = connected()
-    bench.client.subscribe("t", bench.take, after=5)
-    bench.client.subscribe("now", bench.take)
-    bench.cut()
-    bench.clock.advance(0)
-    bench.accept()
-    assert bench.said() == [Attach(topic="t", offset=5), Attach(topic="now")]
-
-
-def test_data_before_attached_is_dropped() -> None:
-    bench = connected()
-    bench.client.subscribe("t", bench.take, after=0)
-    bench.say(data(9, b"old"), Attached(topic="t", offset=0), data(1, b"new"))
-    assert bench.got == [(1, b"new")]
-
-
 def test_answer_to_an_older_attach_does_not_start_the_subscription() -> None:
     bench = connected()
     bench.client.subscribe("t", bench.take)
@@ -222,7 +205,8 @@ def test_unsolicited_attached_does_not_start_a_subscription() -> None:
     bench.say(Attached(topic="t", offset=7), Attached(topic="t", offset=7))
     bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0), data(1, b"a"))
-    assert bench.got == [(1, b"a")]
+    bench.say(Attached(topic="t", offset=7), data(2, b"b"))
+    assert bench.got == [(1, b"a"), (2, b"b")]
 
 
 def test_subscription_beyond_the_end_is_told_of_a_restart_and_reads_the_topic_from_its_start() -> None:
@@ -266,9 +250,17 @@ def test_exception_in_a_callback_is_logged_and_other_subscriptions_continue(logg
 def test_on_attached_reports_an_expired_offset() -> None:
     bench = connected()
     began: list[tuple[int, int | None]] = []
-    bench.client.subscribe("t", bench.take, 3, on_attached=lambda at, asked: began.append((at, asked)))
-    bench.say(Attached(topic="t", offset=10))
+    taken: list[int | None] = []
+
+    def attached(at: int, asked: int | None) -> None:
+        began.append((at, asked))
+        taken.append(subscription.offset)
+
+    take = lambda run: taken.append(subscription.offset)  # noqa: E731
+    subscription = bench.client.subscribe("t", take, 3, on_attached=attached)
+    bench.say(Attached(topic="t", offset=10), data(11), data(12))
     assert began == [(10, 3)]
+    assert taken == [10, 12], "a callback sees the offset up to which it is told"
 
 
 @pytest.mark.parametrize("after", [None, 0])
@@ -280,13 +272,6 @@ def test_topic_that_begins_at_0_is_absent_until_its_first_message(after: int | N
     assert bench.client.absent
     bench.say(data(1, b"a"))
     assert not bench.client.absent
-
-
-def test_offsets_need_not_be_consecutive() -> None:
-    bench = connected()
-    bench.client.subscribe("t", bench.take, after=0)
-    bench.say(Attached(topic="t", offset=0), data(37, b"a"), data(74, b"b"))
-    assert bench.got == [(37, b"a"), (74, b"b")]
 
 
 def test_two_unanswered_pings_abort_the_connection() -> None:
@@ -318,8 +303,11 @@ def test_invalid_topics_and_messages_are_refused_immediately(topic: str) -> None
 def test_close_fails_unacknowledged_publishes_and_disconnects() -> None:
     bench = connected()
     failures: list[Any] = []
+    bench.client.subscribe("t", bench.take)
     bench.client.publish("t", b"not acknowledged").addErrback(failures.append)
+    assert bench.client.shortfall(False)
     closed = bench.client.close()
+    assert not bench.client.shortfall(False), "the subscriptions have ended"
     assert failures[0].check(Closed)
     assert bench.transport.disconnecting
     bench.cut()
@@ -362,8 +350,13 @@ def test_data_of_an_unsubscribed_topic_is_dropped() -> None:
     bench.client.subscribe("t", bench.take, after=0)
     bench.say(Attached(topic="t", offset=0))
     bench.client.unsubscribe("t")
+    assert bench.transport.value().endswith(Detach(topic="t").serialize()), "it is sent at once"
     bench.say(data(1, b"on its way"), Detached(topic="t"))
+    bench.client.subscribe("t", bench.take, after=0)
+    bench.client.unsubscribe("t")
+    bench.say(Attached(topic="t", offset=0), data(1, b"on its way"))
     assert bench.got == []
+    assert not bench.transport.disconnecting
 
 
 def test_lost_is_called_only_for_expired_messages() -> None:
@@ -380,8 +373,9 @@ def test_lost_is_called_for_numbers_that_the_server_skips() -> None:
     bench = connected()
     lost: list[tuple[int, int]] = []
     bench.client.subscribe("t", bench.take, 3, lambda first, last: lost.append((first, last)))
-    bench.say(Attached(topic="t", offset=3), data(4, b"a"), data(9, b"b"), data(10, b"c"))
-    assert lost == [(5, 8)]
+    bench.say(Attached(topic="t", offset=3), data(4, b"a"), data(6, b"b"), data(9, b"c"), data(10, b"d"))
+    assert lost == [(5, 5), (7, 8)]
+    assert [number for number, _ in bench.got] == [4, 6, 9, 10]
 
 
 def test_plugin_makes_clients_that_publish_and_tail() -> None:
