@@ -6,9 +6,11 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
+import attrs
 import pytest
 
 from fyrehose.protocols.backbone.frames import Address, Flags
+from fyrehose.protocols.backbone.ranges import Ranges
 from fyrehose.protocols.backbone.subscribers import (
     ALLOWANCES,
     INTERVAL,
@@ -33,15 +35,67 @@ def receivers(table: Subscribers, now: float) -> list[Address]:
     return [address for address, _ in table.receivers(now)]
 
 
-def test_a_client_expires_after_five_seconds_whichever_list_is_read_first() -> None:
-    for flags in (Flags.NONE, QUIET):
-        for look in ("receivers", "journals", "find"):
-            table = Subscribers(9)
-            joined(table, client(1), flags, 0.0)
-            known = look == "find" or flags is Flags.NONE
-            for now, there in ((5.0, known), (5.001, False)):
-                found = table.find(client(1), now) if look == "find" else getattr(table, look)(now)
-                assert bool(found) is there, (flags, look, now)
+@attrs.define
+class Known:
+    """A client of the model; the clients are in the order of their last KEEPALIVE."""
+
+    last: float
+    flags: Flags
+    credit: int | None
+    raised: float
+    allowances: list[int] = attrs.field(factory=lambda: [64 << 10, 512 << 10, 4 << 20, 32 << 20])
+    held: set[int] = attrs.field(factory=set)
+
+    def renew(self, now: float, flags: Flags) -> None:
+        self.last, self.flags, self.held = now, flags, set()
+        if self.credit is not None:
+            self.credit += 70
+            if now - self.raised >= 0.5:
+                self.credit = max(self.credit, self.allowances.pop(0)) if self.allowances else None
+                self.raised = now
+
+
+def test_table_agrees_with_a_model_of_its_clients() -> None:
+    """A client lives 5 s after a KEEPALIVE, whose flags apply; each second with a KEEPALIVE raises its ration."""
+    for seed in range(100):
+        random, table, now = Random(seed), Subscribers(9), 0.0
+        clients: dict[Address, Known] = {}
+        for _ in range(60):
+            now += random.choice((0.0, 0.25, 0.5, 1.0, 1.0, 5.0, 5.125))
+            clients = {at: known for at, known in clients.items() if now - known.last <= 5.0}
+            address = client(random.randrange(4))
+            known = clients.get(address)
+            if random.random() < 0.7:
+                flags, credit = Flags(random.randrange(4)), 70 if address[1] % 2 else None
+                result = table.keep_alive(address, flags, now, credit)
+                assert (result.admitted, result.displaced) == (True, None)
+                assert numbers(result.held) == sorted(known.held if known else ())
+                clients.pop(address, None)
+                if known is None:
+                    known = Known(now, flags, credit, now)
+                else:
+                    known.renew(now, flags)
+                clients[address] = known
+            elif known is not None:
+                first = random.randrange(1, 20)
+                last = first + random.randrange(3)
+                found = table.find(address, now)
+                assert found is not None, "the client is alive"
+                found.hold(first, last)
+                known.held |= {*range(first, last + 1)}
+            assert receivers(table, now) == [at for at, each in clients.items() if not each.flags & Flags.NOSUBSCRIBE]
+            assert table.journals(now) == [
+                at for at, each in clients.items() if not each.flags & Flags.NOJOURNAL and each.credit is None
+            ]
+            assert len(table) == sum(each.flags != QUIET for each in clients.values())
+            found_clients = {at: table.find(at, now) for at in map(client, range(4))}
+            assert {at: (each.flags, each.credit) for at, each in found_clients.items() if each} == {
+                at: (each.flags, each.credit) for at, each in clients.items()
+            }
+
+
+def numbers(ranges: Ranges) -> list[int]:
+    return [number for first, last in ranges for number in range(first, last + 1)]
 
 
 def test_places_of_silent_clients_become_free_for_others() -> None:
@@ -50,14 +104,6 @@ def test_places_of_silent_clients_become_free_for_others() -> None:
         assert table.keep_alive(client(1), flags, 0.0, 0).admitted
         assert table.keep_alive(client(2), flags, 5.001, 0).admitted
         assert table.find(client(2), 5.001) is not None
-
-
-def test_clients_with_a_ration_receive_no_forwards() -> None:
-    table = Subscribers(9)
-    for number, flags in enumerate((Flags.NONE, Flags.NOSUBSCRIBE, Flags.NOJOURNAL), 1):
-        table.keep_alive(client(number), flags, 0.0, credit=1)
-    assert receivers(table, 0.0) == [client(1), client(3)]
-    assert table.journals(0.0) == []
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.4, 0.5, 1.0])
@@ -83,28 +129,6 @@ def test_client_without_a_place_is_sent_no_held_back_records() -> None:
     assert table.find(client(2), 1.0) is None
 
 
-def test_keepalive_extends_life_by_five_seconds() -> None:
-    table = Subscribers(9)
-    joined(table, client(1), Flags.NONE, 0.0)
-    joined(table, client(2), Flags.NONE, 3.0)
-    joined(table, client(1), Flags.NONE, 4.0)
-    assert set(receivers(table, 8.5)) == {client(1)}
-    assert receivers(table, 9.5) == []
-
-
-def test_flags_of_the_latest_keepalive_apply() -> None:
-    table = Subscribers(9)
-    joined(table, client(1), Flags.NONE, 0.0)
-    joined(table, client(1), Flags.NOSUBSCRIBE, 1.0)
-    assert (receivers(table, 1.0), table.journals(1.0)) == ([], [client(1)])
-    joined(table, client(1), Flags.NOJOURNAL, 2.0)
-    assert (receivers(table, 2.0), table.journals(2.0)) == ([client(1)], [])
-    joined(table, client(1), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 3.0)
-    assert (receivers(table, 3.0), table.journals(3.0)) == ([], [])
-    joined(table, client(1), Flags.NONE, 4.0)
-    assert (receivers(table, 4.0), table.journals(4.0)) == ([client(1)], [client(1)])
-
-
 def test_full_table_refuses_new_clients_and_keeps_its_own() -> None:
     table = Subscribers(2)
     assert joined(table, client(1), Flags.NONE, 0.0)
@@ -115,6 +139,8 @@ def test_full_table_refuses_new_clients_and_keeps_its_own() -> None:
     assert not joined(table, client(3), Flags.NONE, 5.0)
     assert joined(table, client(3), Flags.NONE, 5.1)  # client 2 has gone
     assert len(table) == 2
+    table.change(3)
+    assert [joined(table, client(number), Flags.NONE, 5.2) for number in (5, 6)] == [True, False]
 
 
 def test_largest_host_is_tracked_correctly() -> None:
@@ -140,38 +166,12 @@ def test_largest_host_is_tracked_correctly() -> None:
     assert len(table.clients) == 0
 
 
-def test_changed_flags_move_a_client_between_tables() -> None:
-    table = Subscribers(9)
-    assert list(table.keep_alive(client(1), Flags.NONE, 0.0, credit=70).held) == []
-    [(_, known)] = table.receivers(0.0)
-    assert table.find(client(1), 0.0) is known
-    assert known.credit == 70
-    known.hold(3, 4)
-    known.hold(1, 1)
-    assert list(table.keep_alive(client(1), QUIET, 0.4, 70).held) == [(1, 1), (3, 4)]
-    assert len(table) == 0
-    found = table.find(client(1), 5.4)
-    assert found is known
-    assert found.credit == 140
-    assert table.keep_alive(client(1), Flags.NONE, 5.4, 70).admitted
-    assert receivers(table, 5.4) == [client(1)]
-    assert table.find(client(1), 10.5) is None
-
-
 def test_held_records_are_bounded_by_one_answer() -> None:
     known = KnownClient(0.0, Flags.NONE, 0)
     known.hold(5, 5)
     known.hold(6, 90_000)
     known.hold(99_000, 99_000)
     assert list(known.renew(0.1, 0)) == [(5, 10_004)]
-
-
-def test_range_that_was_held_back_twice_is_sent_once() -> None:
-    known = KnownClient(0.0, Flags.NONE, 0)
-    for first, last in ((3, 4), (3, 4), (4, 5)):
-        known.hold(first, last)
-    assert list(known.renew(0.1, 0)) == [(3, 5)]
-    assert list(known.renew(0.2, 0)) == []
 
 
 @pytest.mark.parametrize(
