@@ -257,32 +257,25 @@ def test_replay_ends_at_removed_records(make_world: Make) -> None:
 # Refused messages.
 
 
-def test_a_full_disk_drops_pushes_and_counts_them(make_world: Make) -> None:
+#: What makes the journal refuse every push, by the counter of the pushes that were dropped.
+REFUSALS: dict[str, Callable[[Any], object]] = {
+    "ReadOnly": lambda world: world.journal.enter(JournalState.READ_ONLY, "full"),
+    "Following": lambda world: (world.journal.follow(), world.broker.open()),
+    "StreamFull": lambda world: world.broker.sequencer.restore({"backbone": LAST_SEQ - 1}),
+}
+
+
+@pytest.mark.parametrize("cause", REFUSALS)
+def test_refused_pushes_are_dropped_and_counted(make_world: Make, cause: str) -> None:
     world = make_world()
-    world.journal.enter(JournalState.READ_ONLY, "full")
+    REFUSALS[cause](world)
     world.send(keep_alive())
     world.send(Push(data=b"lost"), Push(data=b"lost"))
-    world.journal.enter(JournalState.WRITABLE, "room")
-    world.send(Push(data=b"kept"))
-    assert world.count("ReadOnly") == 2
-    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"kept")]
-
-
-def test_a_follower_drops_pushes_and_counts_them(make_world: Make) -> None:
-    world = make_world()
-    world.journal.follow()
-    world.broker.open()
-    world.send(Push(data=b"lost"), Push(data=b"lost"))
-    assert world.count("Following") == 2
-    assert world.journal.ends() == {}
-
-
-def test_pushes_are_refused_after_the_last_possible_sequence(make_world: Make) -> None:
-    world = make_world()
-    world.broker.sequencer.restore({"backbone": LAST_SEQ - 1})
-    world.send(Push(data=b"one"), Push(data=b"too many"))
-    assert world.count("StreamFull") == 2
-    assert world.payloads() == []
+    assert (world.count(cause), world.journal.ends()) == (2, {})
+    if cause == "ReadOnly":
+        world.journal.enter(JournalState.WRITABLE, "room")
+        world.send(Push(data=b"kept"))
+        assert delivers(world.network.sent_to(CLIENT)) == [(1, b"kept")]
 
 
 def test_journal_behind_drops_only_pushes(make_world: Make) -> None:

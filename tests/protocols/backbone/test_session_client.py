@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -495,54 +496,48 @@ class Backbone:
         return [event for event in self.events if isinstance(event, JournalReplaced)]
 
 
-def behind_twenty_records(**options: object) -> Bench:
-    """Return a client that has received records 1 to 20, and whose server was lost."""
+def with_twenty_records(**options: object) -> Bench:
+    """Return a client that has received records 1 to 20."""
     bench = joined(**options)
     bench.receive(*(Deliver(seq=seq, data=b"old %d" % seq) for seq in range(1, 21)))
+    return bench
+
+
+def behind_twenty_records(**options: object) -> Bench:
+    """Return a client that has received records 1 to 20, and whose server was lost."""
+    bench = with_twenty_records(**options)
     assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
     bench.sent()
     return bench
 
 
-def test_client_is_told_of_another_journal_and_reads_it_from_its_start() -> None:
-    server = Backbone(behind_twenty_records(), end=5)
-    server.run(3.0)
+@pytest.mark.parametrize(
+    ("make", "end", "seconds", "published"),
+    [
+        (behind_twenty_records, 5, 3.0, [6]),
+        (behind_twenty_records, 0, 20.0, [1, 2, 3]),
+        (with_twenty_records, 20, 8.0, [5]),
+        (lambda: joined(after=20), 5, 1.0, [5]),
+    ],
+    ids=[
+        "after a loss",
+        "empty, long after the reconnection",
+        "so soon that no KEEPALIVE was missed",
+        "beyond the end",
+    ],
+)
+def test_client_is_told_of_another_journal_and_reads_it_from_its_start(
+    make: Callable[[], Bench], end: int, seconds: float, published: list[int]
+) -> None:
+    server = Backbone(make(), end=end)
+    server.run(seconds)
     assert server.restarts == []
-    server.publish(6)
+    server.publish(*published)
     server.run(3.0)
-    assert server.restarts == [JournalReplaced(end=6, highest=20)]
-    server.publish(7, 8)
-    assert delivered(server.events) == [(seq, b"new %d" % seq) for seq in range(1, 9)]
-
-
-def test_first_records_of_an_empty_journal_are_a_restart_also_long_after_the_reconnection() -> None:
-    server = Backbone(behind_twenty_records(), end=0)
-    server.run(20.0)
-    assert server.restarts == []
-    server.publish(1, 2, 3)
-    server.run(3.0)
-    assert [event.highest for event in server.restarts] == [20]
-    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3]
-
-
-def test_quick_restart_with_another_journal_is_noticed_although_no_keepalive_was_missed() -> None:
-    bench = joined()
-    server = Backbone(bench, end=20)
-    bench.receive(*(Deliver(seq=seq, data=b"old") for seq in range(1, 21)))
-    server.run(8.0)
-    server.publish(5)
-    server.run(3.0)
-    assert [event.highest for event in server.restarts] == [20]
-    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3, 4, 5]
-
-
-def test_client_that_begins_beyond_the_end_is_told_of_another_journal() -> None:
-    server = Backbone(joined(after=20), end=5)
-    server.run(1.0)
-    server.events += server.bench.receive(server.record(5))
-    server.run(3.0)
-    assert [event.highest for event in server.restarts] == [20]
-    assert [seq for seq, _ in delivered(server.events)] == [1, 2, 3, 4, 5]
+    last = published[-1]
+    assert server.restarts == [JournalReplaced(end=last, highest=20)]
+    server.publish(last + 1, last + 2)
+    assert delivered(server.events) == [(seq, b"new %d" % seq) for seq in range(1, last + 3)]
 
 
 @pytest.mark.parametrize(("end", "oldest"), [(20, 1), (25, 1), (20, 21), (25, 23)])

@@ -98,16 +98,11 @@ def request(first: int, last: int, address: Address = CLIENT) -> bytes:
 # PUSH: rules 3 and 5.
 
 
-def test_push_without_keepalive_is_accepted() -> None:
+@pytest.mark.parametrize("data", [b"hi", b""])
+def test_push_without_keepalive_is_accepted(data: bytes) -> None:
     """Threat: PUSH from strangers, which rule 5 of the backbone accepts."""
-    event = Pushed(source=OTHER, lengths=pack("<I", 2), payload=b"hi", large=0)
-    assert Bench().receive(Push(data=b"hi").serialize(), source=OTHER) == [event]
-
-
-def test_empty_push_is_published() -> None:
-    assert Bench().receive(Push(data=b"").serialize()) == [
-        Pushed(source=CLIENT, lengths=pack("<I", 0), payload=b"", large=0)
-    ]
+    event = Pushed(source=OTHER, lengths=pack("<I", len(data)), payload=data, large=0)
+    assert Bench().receive(Push(data=data).serialize(), source=OTHER) == [event]
 
 
 def test_batch_of_pushes_is_one_event() -> None:
@@ -118,12 +113,6 @@ def test_batch_of_pushes_is_one_event() -> None:
     events = bench.session.receive_datagrams(train, len(push), CLIENT, bench.now)
     assert [type(event) for event in events] == [Pushed, Replay, Dropped]
     assert events[0] == Pushed(source=CLIENT, lengths=pack("<2I", 10, 10), payload=b"x" * 20, large=0)
-
-
-def test_payloads_that_ip_has_to_fragment_are_counted() -> None:
-    bench = Bench()
-    events = bench.receive(Push(data=bytes(1_463)).serialize(), Push(data=bytes(1_464)).serialize())
-    assert [event.large for event in events if isinstance(event, Pushed)] == [0, 1]
 
 
 def test_pushes_above_the_rate_of_an_address_are_dropped() -> None:
@@ -230,11 +219,10 @@ def test_threat_flags_sent_from_another_address_do_not_change_a_subscription() -
     assert bench.subscribers() == [CLIENT]
 
 
-@pytest.mark.slow
 def test_threat_flood_of_keepalives_takes_a_bounded_number_of_places() -> None:
     bench = Bench()
     acked = 0
-    for i in range(100_000):
+    for i in range(3_000):
         bench.receive(keep_alive(("0.0.0.0", 1)), source=(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 1))
         acked += len(bench.sent())
     assert acked == 1_024
@@ -559,22 +547,15 @@ def test_threat_requests_above_the_rate_of_a_client_are_dropped() -> None:
 
 def test_equal_requests_within_a_tenth_of_a_second_are_merged() -> None:
     """Threat: REQUEST [0, 2^48), again and again."""
-    bench = Bench().asking()
-    assert isinstance(bench.receive(request(1, 5))[0], Replay)
-    bench.now += 0.09
-    assert bench.causes(request(1, 5), request(1, 5, ("0.0.0.0", CLIENT[1]))) == ["request-repeated"] * 2
-    assert isinstance(bench.receive(request(1, 6))[0], Replay)
-    bench.now += 0.02
-    assert isinstance(bench.receive(request(1, 5))[0], Replay)
-
-
-@pytest.mark.parametrize(("after", "causes"), [(0.0999, ["request-repeated"]), (0.1, [])])
-def test_equal_request_after_a_tenth_of_a_second_is_not_merged(after: float, causes: list[str]) -> None:
     bench = Bench()
     bench.now = 0.0
-    bench.asking().receive(request(1, 5))
-    bench.now = after
-    assert [event.cause for event in bench.receive(request(1, 5)) if isinstance(event, Dropped)] == causes
+    bench.asking()
+    assert isinstance(bench.receive(request(1, 5))[0], Replay)
+    bench.now = 0.0999
+    assert bench.causes(request(1, 5), request(1, 5, ("0.0.0.0", CLIENT[1]))) == ["request-repeated"] * 2
+    assert isinstance(bench.receive(request(1, 6))[0], Replay)
+    bench.now = 0.1
+    assert isinstance(bench.receive(request(1, 5))[0], Replay)
 
 
 @pytest.mark.slow

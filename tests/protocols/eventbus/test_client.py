@@ -179,17 +179,17 @@ def broadcast(seq: int, uuid: bytes = b"u") -> list[bytes]:
     return [b"/a/", b"%d" % seq, b"me", TIME, uuid, b"x"]
 
 
-def test_client_connects_to_three_ports_and_subscribes(make_bus: Any) -> None:
-    bus = make_bus(subtrees=("/a/", "/b/"), after=0, topics=("/mine/",))
+@pytest.mark.parametrize(
+    ("more", "subscriptions"),
+    [({"subtrees": ("/a/", "/b/"), "topics": ("/mine/",)}, [b"/a/", b"/b/", b"/mine/"]), ({}, [b""])],
+)
+def test_client_connects_to_three_ports_and_subscribes(
+    make_bus: Any, more: dict[str, Any], subscriptions: list[bytes]
+) -> None:
+    bus = make_bus(after=0, **more)
     assert [len(port.attempts) for port in (bus.snapshot, bus.publisher, bus.collector)] == [1, 1, 1]
     bus.publisher.accept()
-    assert sorted(bus.publisher.subscriptions) == [b"/a/", b"/b/", b"/mine/"]
-
-
-def test_empty_subtrees_are_one_subscription(make_bus: Any) -> None:
-    bus = make_bus(after=0)
-    bus.publisher.accept()
-    assert bus.publisher.subscriptions == [b""]
+    assert sorted(bus.publisher.subscriptions) == subscriptions
 
 
 def test_client_provides_publisher_and_tailer(make_bus: Any) -> None:
@@ -306,20 +306,19 @@ def test_publish_fires_with_the_sequence(make_bus: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "labels"),
-    [("x" * 256, {}), ("/a/", {"producer": "x" * 65}), ("/a/", {"timestamp": "x" * 65})],
+    ("topic", "size", "labels"),
+    [
+        ("x" * 256, 0, {}),
+        ("/a/", 0, {"producer": "x" * 65}),
+        ("/a/", 0, {"timestamp": "x" * 65}),
+        ("/a/", (16 << 20) + 1, {}),
+    ],
 )
-def test_labels_that_are_too_long_are_refused(make_bus: Any, topic: str, labels: dict[str, str]) -> None:
+def test_event_that_is_too_large_is_refused(make_bus: Any, topic: str, size: int, labels: dict[str, str]) -> None:
     bus = make_bus(subscribe=False)
     bus.begin()
     with pytest.raises(LocalProtocolError):
-        bus.client.publish_event(topic, b"", **labels)
-
-
-def test_data_that_is_too_large_is_refused(make_bus: Any) -> None:
-    bus = make_bus(subscribe=False)
-    with pytest.raises(LocalProtocolError):
-        bus.client.publish_event("/a/", bytes((16 << 20) + 1))
+        bus.client.publish_event(topic, bytes(size), **labels)
 
 
 UUIDS = [UUID(int=n, version=4) for n in range(1, 9)]
