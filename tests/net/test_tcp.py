@@ -838,6 +838,7 @@ class Lazy(ClosesIdle, Toy):
 def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothing() -> None:
     server = make()
     server.factory.protocol, server.factory.settings = Lazy, LazySettings(refusal_delay=0.0)
+    server.clock.advance(100.0)
     connected: Any = server.connect()
     protocol, transport = connected
     protocol.dataReceived(b"first\n")
@@ -871,7 +872,7 @@ class TestRefusals:
             server.clock.advance(seconds * 0.99)
             assert not transport.disconnecting
             server.clock.advance(seconds * 0.02)
-            assert transport.disconnecting
+            assert (transport.disconnecting, transport.aborted) == (True, False)
             server.lose(protocol)
 
     @pytest.mark.parametrize("refused", [b"!", b"?", b"too large"])
@@ -913,6 +914,16 @@ class TestRefusals:
         assert transport.disconnecting
         server.lose(protocol)
         assert drained.called
+
+    def test_connection_that_waits_for_its_peer_to_read_gives_way_to_another_at_once(self) -> None:
+        server = make()
+        protocol, transport = server.connect()
+        protocol.dataReceived(b"echo" + b"x" * 1000 + b"\n")
+        protocol.pauseProducing()
+        protocol.finish()
+        assert (protocol.phase, transport.aborted) == (Phase.LINGERING, False)
+        protocol.make_room()
+        assert transport.aborted
 
     def test_a_refused_peer_with_unread_data_has_time_to_read(self) -> None:
         server = make(refusal_delay=3.2)

@@ -80,6 +80,20 @@ def test_a_flood_of_kinds_is_logged_and_remembered_within_bounds(log_lines: list
     clock.advance(1)
     counters.refuse(log, "figg", "frame-too-large", "x")
     assert log_lines[-1] == "figg: frame-too-large from x", "another cause is not held up"
+    counters.refuse(log, "figg", "handshake-failed", "x", apart=str(MOST_KINDS + 50), every=60.0)
+    assert log_lines[-1] == "figg: handshake-failed from x (and 1 more in between)", "a late kind is remembered"
+
+
+def test_declared_counters_begin_at_0_and_are_of_refusals_or_of_other_events() -> None:
+    counters = Counters()
+    counters.declare("figg", ["skipped"], ["too-large"])
+    counters.refuse(log, "syslog", "rude", "x")
+    of_refusals = {name for (_, name), refusal in counters.known.items() if refusal}
+    assert {"too-large", "Forbidden", "ReadOnly", "PayloadTooLarge"} <= of_refusals
+    assert not {"skipped", "RemoteProtocolError", "ConfigError"} & of_refusals
+    asked = [("figg", "skipped"), ("figg", "too-large"), ("figg", "Forbidden"), ("syslog", "rude"), ("syslog", "other")]
+    assert [counters.counts_refusals(key) for key in asked] == [False, True, True, True, False]
+    assert counters.known[("figg", "skipped")] is False
 
 
 def test_the_last_refusals_are_kept_by_network_and_bounded() -> None:
