@@ -167,50 +167,54 @@ def test_a_connection_passes_events_on_and_writes_pending_output() -> None:
     assert server.transport.value() == b"abab"
 
 
-def test_connect_fires_once_and_states_are_reported() -> None:
-    server = Server()
-    assert server.connecting == []
-    server.accept()
-    server.closes()
-    assert (server.connecting, server.states) == ([None], [True, False])
+def test_client_connects_once() -> None:
     with pytest.raises(LocalProtocolError, match="create another client"):
-        server.client.connect()
+        Server().client.connect()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_connections_that_last_are_replaced_at_once_and_short_ones_after_growing_delays(seed: int) -> None:
     """Attempts take their time, too, but only how long a connection lasted shows that the server serves it."""
-    dice, errors = Random(seed), list[Any]()
+    dice, errors, states = Random(seed), list[Any](), list[bool]()
     server = Server(ConnectionOptions(retry=float, steady=2.0, connect_timeout=9.0), process_exception=errors.append)
-    failures = 0
+    failures, paused = 0, False
     for _ in range(30):
-        attempt, lasts = dice.choice([0.0, 1.0, 5.0, 8.5]), dice.choice([0.0, 0.5, 1.5, 2.0, 60.0])
+        attempt, lasts, answers = (
+            dice.choice([0.0, 1.0, 5.0, 8.5]),
+            dice.choice([0.0, 0.5, 1.5, 2.0, 30.0]),
+            dice.random() < 0.5,
+        )
+        asks = dice.choice([0.0, 0.0, 3.0, 90.0])  #: how long the server asks the client to wait
+        if dice.random() < 0.3:
+            paused = not paused
+            (server.client.pause if paused else server.client.resume)()
         server.clock.advance(attempt)
-        refused = dice.random() < 0.3
-        if refused:
+        outcome = dice.choice(("refused", "no connection in time", "closed", "closed", "closed"))
+        if outcome == "refused":
             server.refuse(ConnectError())
+        elif outcome == "no connection in time":
+            server.attempts.pop()
+            server.clock.advance(9.0 - attempt)
+            assert server.client.problem == outcome
         else:
             server.accept()
+            assert server.transport.producerState == ("paused" if paused else "producing")
+            if answers:
+                server.connection.dataReceived(b"\1")
             server.clock.advance(lasts)
-            server.closes()
-        failures = 0 if not refused and lasts >= 2.0 else failures + 1
-        assert errors.pop().seconds == (None if refused else lasts)
-        if failures:
-            server.clock.advance(failures - 0.25)
+            server.closes(ServerUnavailable("busy", asks) if asks else None)
+            states += [True, False]
+        lost = outcome == "closed"
+        failures = 0 if lost and lasts >= 2.0 else failures + 1
+        delay = max(failures, asks if lost else 0)
+        error = errors.pop()
+        assert (error.seconds, error.confirmed, errors) == (lasts if lost else None, lost and answers, [])
+        if delay:
+            server.clock.advance(delay - 0.25)
             assert not server.attempts, f"it comes back too soon after {failures} failures"
-        server.clock.advance(0.25 if failures else 0)
-        assert server.attempts, f"it does not come back {failures} s after {failures} failures"
-
-
-def test_client_waits_as_long_as_the_server_asks() -> None:
-    server = Server()
-    server.accept()
-    server.closes(ServerUnavailable("busy", 30.0))
-    assert server.client.problem == "busy"
-    server.clock.advance(29.9)
-    assert not server.attempts
-    server.clock.advance(0.1)
-    assert server.attempts
+        server.clock.advance(0.25 if delay else 0)
+        assert server.attempts, f"it does not come back {delay} s after {failures} failures"
+    assert (server.states, server.connecting) == (states, [None])
 
 
 def test_a_round_through_all_servers_counts_as_one_failure() -> None:
@@ -326,20 +330,6 @@ def test_process_exception_of_the_caller_decides() -> None:
     assert [str(error) for error in (*errors, *server.connecting)] == [*["Connection refused"] * 2, "no server"]
 
 
-def test_failures_say_how_long_the_connection_lasted_and_whether_the_server_had_answered() -> None:
-    errors: list[Any] = []
-    server = Server(process_exception=errors.append)
-    server.refuse(ConnectError(111))
-    server.clock.advance(1)
-    server.accept()
-    server.clock.advance(1)
-    server.closes()
-    server.clock.advance(2)
-    server.accept().dataReceived(b"\1")
-    server.closes()
-    assert [(error.seconds, error.confirmed) for error in errors] == [(None, False), (1.0, False), (0.0, True)]
-
-
 def test_silent_server_is_pinged_and_then_given_up_after_the_times_of_the_options() -> None:
     server = Server(ConnectionOptions(ping_after=3.0, silence=7.0))
     connection = server.accept()
@@ -368,26 +358,13 @@ def test_silence_does_not_count_while_the_client_is_paused() -> None:
     assert server.transport.aborted
 
 
-def test_an_attempt_to_connect_ends_after_its_time() -> None:
-    server = Server(ConnectionOptions(connect_timeout=4.0, retry=float))
-    server.clock.pump([1] * 4)
-    assert server.client.problem == "no connection in time"
-    server.clock.advance(1)
-    assert len(server.attempts) == 2
-
-
-def test_pause_lasts_over_connections() -> None:
+def test_client_that_was_paused_only_before_it_connects_reads() -> None:
     server = Server()
-    server.client.pause()
-    server.accept()
-    assert server.transport.producerState == "paused"
-    server.client.resume()
-    assert server.transport.producerState == "producing"
     client = EventClient(server.clock, server, connection_options=RETRIES)
     client.pause()
     client.resume()
     client.connect()
-    assert server.accept().transport.producerState == "producing", "it was paused only before it connected"
+    assert server.accept().transport.producerState == "producing"
 
 
 def test_close_waits_for_the_connection_and_aborts_it_after_its_time() -> None:
