@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fyrehose.broker.fairness import FairShare
 from fyrehose.net.read_shares import LEAST_READ, READS, ReadShares
 from fyrehose.net.sockets import READ
+from tests.doubles.references import references
 
 
 @attrs.define(eq=False)
@@ -63,7 +64,8 @@ def test_connections_of_a_crowded_network_read_little_and_those_of_others_much()
     listener = Listener()
     crowd = [listener.connect("crowd") for _ in range(5_000)]
     other = listener.connect("other")
-    assert (crowd[0].bufferSize, other.bufferSize) == (LEAST_READ, READ)
+    assert (crowd[0].bufferSize, other.bufferSize) == (16 << 10, READ)
+    assert READS == 32 << 20
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=400), st.integers(16, 26))
@@ -72,6 +74,7 @@ def test_all_connections_together_read_a_bounded_number_of_bytes_at_once(
 ) -> None:
     """Networks share alike, and connections of a network: counts may be outdated by an eighth, networks by half."""
     listener, peers = Listener(total=1 << power), list[Connection]()
+    before = references(listener.shares, listener.table)
     for connects, network in events:
         if connects or not peers:
             peers += [listener.connect("abcdefgh"[network % (1 + len(peers) % 8)]) for _ in range(network + 1)]
@@ -85,3 +88,6 @@ def test_all_connections_together_read_a_bounded_number_of_bytes_at_once(
             share = listener.total // (2 * len(set(networks)) + 1) * 7 // (8 * networks.count(each.network))
             assert min(READ, share) <= each.bufferSize <= READ, "others have left, and it does not read more"
             assert each.bufferSize >= LEAST_READ
+    for each in peers:
+        listener.lose(each)
+    assert references(listener.shares, listener.table) == before, "networks that have left are remembered"
