@@ -98,21 +98,37 @@ def test_a_share_pays_for_the_time_of_its_turns(turns: Turns, clock: Clock) -> N
     assert light.count == pytest.approx(4 * heavy.count, rel=0.05)
 
 
-def test_work_that_is_added_within_a_round_belongs_to_it(turns: Turns, clock: Clock) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_work_that_is_run_within_a_turn_has_its_own_turn_behind_it(turns: Turns, clock: Clock, alone: bool) -> None:
     seen: list[Job] = []
     later = Job(turns, clock, "later", left=1, seen=seen)
 
-    class Adding(Job):
+    class Running(Job):
         def take_turn(self) -> int:
-            turns.add(later, "later")
-            turns.run()
+            turns.run(later, "later")
             assert not seen, "a round within a turn would have no bound"
             return super().take_turn()
 
-    turns.add(Adding(turns, clock, left=1, seen=seen), "")
-    turns.run()
-    assert seen[1:] == [later]
-    assert not clock.getDelayedCalls()
+    first = Running(turns, clock, left=1, seen=seen)
+    if alone:
+        turns.run(first)
+    else:
+        turns.add(first, "")
+        turns.run()
+    assert bool(clock.getDelayedCalls()) == alone, "a round of several works has both"
+    clock.advance(1)
+    assert seen == [first, later]
+
+
+def test_work_waits_for_the_round_that_is_scheduled_because_the_time_for_input_is_over(
+    turns: Turns, clock: Clock
+) -> None:
+    turns.charge("<10.0.0.0", INPUT_S)
+    job = Job(turns, clock, left=1)
+    turns.run(job)
+    assert job.count == 0
+    clock.advance(1)
+    assert job.count == 1
 
 
 def test_closing_forgets_all_work(turns: Turns, clock: Clock) -> None:
@@ -308,7 +324,7 @@ def test_turn_that_costs_much_is_counted_by_the_kind_of_its_work(
     assert found == counted
 
 
-@pytest.mark.parametrize(("seconds", "counted"), [(0.0501, ["input"]), (0.0499, [])])
+@pytest.mark.parametrize(("seconds", "counted"), [(0.05, ["input"]), (0.0499, [])])
 def test_input_that_takes_long_as_it_arrives_is_counted(clock: Reactor, seconds: float, counted: list[str]) -> None:
     found: list[str] = []
     Turns(clock, long=found.append).charge("<10.0.0.0", seconds)
