@@ -331,17 +331,23 @@ def test_input_that_takes_long_as_it_arrives_is_counted(clock: Reactor, seconds:
     assert found == counted
 
 
-def test_steps_end_with_the_result_of_their_generator(turns: Turns, clock: Clock) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_steps_end_with_the_result_of_their_generator(turns: Turns, clock: Clock, later: bool) -> None:
+    taken: list[int] = []
+
     def counted() -> Generator[None, None, str]:
-        for _ in range(3 * STEPS):
+        for step in range(3 * STEPS):
+            taken.append(step)
             yield
         return "the end"
 
     found: list[object] = []
-    SteppedWork(turns, counted(), "10.0.0.1").begin().addCallback(found.append)
-    assert not found, "one turn takes a part"
+    work = SteppedWork(turns, counted(), "10.0.0.1")
+    (work.later if later else work.begin)().addCallback(found.append)
+    assert len(taken) == (0 if later else STEPS), "one turn takes a part"
+    assert list(turns.waiting) == ["10.0.0.1"]
     advance_until(lambda: found, clock)
-    assert found == ["the end"]
+    assert (found, len(taken)) == (["the end"], 3 * STEPS)
 
 
 def test_steps_fail_with_the_error_of_their_generator(turns: Turns) -> None:
