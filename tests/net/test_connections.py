@@ -11,6 +11,7 @@ from twisted.internet.address import IPv4Address
 
 from fyrehose.net.connections import connections_within, descriptors_for
 from fyrehose.net.holding import RefusedConnection
+from fyrehose.net.inflight import InFlight
 from fyrehose.net.sockets import READ
 from fyrehose.testing import Transport
 
@@ -246,6 +247,19 @@ def test_a_listener_holds_as_many_refused_connections_as_it_has_free_ones_and_so
     for port in range(others):
         server.connect(port=port)
     assert server.factory.most_held == held
+
+
+def test_full_listener_serves_and_lets_wait_as_many_connections_as_it_has_descriptors_for() -> None:
+    server = make(max_connections=64, budget=InFlight(limit=8 << 20))
+    newcomers, found = server.factory.newcomers, list[tuple[bool, int]]()
+    for port in range(64):
+        server.connect(port=port)
+    for _ in range(30):
+        found.append((newcomers.is_free(), newcomers.room()))
+        server.factory.holding.await_close(RefusedConnection(server.factory.holding, "10.0.0.2", 1.0, 1))
+    assert found == [(closing < 18 + 8, max(8, 18 - closing)) for closing in range(30)]
+    newcomers.displaced("10.0.0.3")
+    assert (server.count("made-room"), server.factory.reads.total) == (1, 1 << 20)
 
 
 def test_full_listener_uses_no_more_descriptors_than_are_set_aside() -> None:
