@@ -202,8 +202,10 @@ def test_connections_that_last_are_replaced_at_once_and_short_ones_after_growing
             if answers:
                 server.connection.dataReceived(b"\1")
             server.clock.advance(lasts)
+            assert server.client.connection is server.connection
             server.closes(ServerUnavailable("busy", asks) if asks else None)
             states += [True, False]
+        assert server.client.connection is None
         lost = outcome == "closed"
         failures = 0 if lost and lasts >= 2.0 else failures + 1
         delay = max(failures, asks if lost else 0)
