@@ -298,35 +298,57 @@ class Members(Total):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_server_and_followers_have_what_was_appended_whatever_retention_deletes(seed: int) -> None:
-    """Delete what only a follower has not read, which the checkpoint behind it replaces."""
-    dice, world, names = Random(seed), World(), set[int]()
+    """Delete what only a follower has not read, which the checkpoint behind it replaces.
+
+    Appends become durable later, or are refused because the disk is full; an operator writes to the stream, too.
+    """
+    dice, world = Random(seed), World(MemoryJournal(auto=False))
+    names, durable = set[int](), set[int]()
+
+    def stored(result: Any, after: set[int]) -> None:
+        durable.clear()
+        durable.update(after)
+
     world.stream.everything = lambda: [b"%d =%d" % (world.stream.checkpoint, name) for name in sorted(names)]
     follower = World(world.journal)
     for each in (world, follower):
         each.stream.state = each.state = Members()
         each.stream.open()
     for step in range(60):
-        match dice.choice(("add", "add", "remove", "checkpoint", "retention", "follow", "follow", "open")):
+        kinds = ("add", "add", "remove", "checkpoint", "retention", "follow", "follow", "open")
+        match dice.choice((*kinds, "commit", "commit", "operator", "full")):
             case "add" | "remove" as kind:
                 name = dice.randint(1, 6)
                 (names.add if kind == "add" else names.discard)(name)
-                world.stream.append(b"%d %c%d" % (world.stream.checkpoint, b"+-"[kind == "remove"], name))
+                change = world.stream.append(b"%d %c%d" % (world.stream.checkpoint, b"+-"[kind == "remove"], name))
+                change.addCallbacks(stored, lambda refused: None, callbackArgs=({*names},))
             case "checkpoint":
-                world.stream.write_checkpoint()
-            case "retention" if world.stream.checkpoint:
+                world.stream.write_checkpoint().addErrback(lambda refused: None)
+            case "commit":
+                world.journal.commit()
+            case "operator":
+                run = Run.of(STREAM, [b"of an operator"], source="http")
+                world.broker.publish([run]).addErrback(lambda refused: None)
+            case "full":
+                world.journal.enter(JournalState.READ_ONLY, "full")
+                world.journal.enter(JournalState.WRITABLE, "room")
+                names.clear()
+                names.update(durable)
+            case "retention" if world.stream.checkpoint > world.journal.bounds(STREAM)[0]:
                 world.journal.forget(STREAM, world.stream.checkpoint)
             case "follow":
                 follower.stream.follow()
                 world.clock.advance(1)
                 follower.clock.pump([1] * 5)
-                assert follower.state.names - {0} == names, f"step {step}: the follower has other names"
+                assert follower.state.names - {0} == durable, f"step {step}: the follower has other names"
             case "open":
+                world.journal.commit()
                 world.stream.open()
                 assert world.state.names - {0} == names, f"step {step}: a server that leads again has other names"
     again = World(world.journal)
     again.stream.state = again.state = Members()
     again.stream.open()
-    assert again.state.names - {0} == names, "a server that starts now has other names"
+    assert again.state.names - {0} == durable, "a server that starts now has other names"
 
 
 def test_a_refused_checkpoint_is_due_again() -> None:
