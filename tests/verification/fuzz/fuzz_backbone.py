@@ -1,4 +1,4 @@
-"""Fuzz the backbone with random datagrams: the sessions of server and client, single frames, and the kernels.
+"""Fuzz the backbone with random datagrams: the sessions of server and client, and single frames.
 
     python tests/verification/fuzz/fuzz_backbone.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -20,9 +20,6 @@ import harness
 with harness.instrumented("fyrehose.protocols.backbone", "fyrehose.kernels.pure"):
     from fyrehose.errors import LocalProtocolError, RemoteProtocolError
     from fyrehose.identity import in_networks
-    from fyrehose.kernels import NATIVE
-    from fyrehose.kernels import backbone as kernel
-    from fyrehose.kernels.pure import backbone as pure
     from fyrehose.options import networks
     from fyrehose.protocols.backbone import frames
     from fyrehose.protocols.backbone.gso_batches import serialize_delivers
@@ -185,27 +182,7 @@ def single(data: bytes) -> None:
         assert len(frame.serialize()) == len(wire)
 
 
-def kernels(data: bytes) -> None:
-    """Check that the native kernels return the same as the pure Python ones."""
-    assert NATIVE, "the native kernels are not built"
-    dice = harness.Dice(data)
-    wire, segment = train(dice, [])
-    for source, size in ((wire, segment), (data, 1 + dice.byte())):
-        if source:
-            for total in (False, True):
-                wanted = pure.scan_pushes(source, 0, len(source), size, total)
-                assert kernel.scan_pushes(source, 0, len(source), size, total) == wanted
-            wanted_delivers = pure.scan_delivers(source, 0, len(source), size)
-            assert kernel.scan_delivers(source, 0, len(source), size) == wanted_delivers
-            _, count, first, lengths, payload = wanted_delivers
-            if count:
-                assert kernel.encode_delivers(first, lengths, payload) == pure.encode_delivers(first, lengths, payload)
-                assert kernel.encode_pushes(lengths, payload) == pure.encode_pushes(lengths, payload)
-                most = 1 + dice.byte()
-                assert kernel.cut_trains(lengths, 70_000, most) == pure.cut_trains(lengths, 70_000, most)
-
-
-DECODERS = {"server": server, "client": client, "single": single, "kernels": kernels}
+DECODERS = {"server": server, "client": client, "single": single}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

@@ -1,4 +1,4 @@
-"""Fuzz lumberjack with random bytes: the server's session, the writer's, single frames, and the kernels.
+"""Fuzz lumberjack with random bytes: the server's session, the writer's, and single frames.
 
     python tests/verification/fuzz/fuzz_lumberjack.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -23,9 +23,6 @@ with harness.instrumented("fyrehose.protocols.lumberjack", "fyrehose.kernels.pur
     from fyrehose import inflate
     from fyrehose.errors import Broken, RemoteProtocolError
     from fyrehose.inflate import ENGINE, PIECE, WHOLE
-    from fyrehose.kernels import NATIVE
-    from fyrehose.kernels import lumberjack as kernel
-    from fyrehose.kernels.pure import lumberjack as pure
     from fyrehose.protocols.lumberjack import frames
     from fyrehose.protocols.lumberjack.server import LumberjackSettings
     from fyrehose.protocols.lumberjack.session import LumberjackLimits, LumberjackServerSession, LumberjackWriterSession
@@ -176,26 +173,7 @@ def single(data: bytes) -> None:
     frames.to_json(((data[:5], data[5:]), (data, data)))
 
 
-def kernels(data: bytes) -> None:
-    """Check that the native kernels return the same as the pure Python ones."""
-    assert NATIVE, "the native kernels are not built"
-    most, data = (data[0], data[1:]) if data else (0, data)
-    for version in b"12":
-        wanted = pure.scan(data, 0, version, most << 2, most << 3, most)
-        assert kernel.scan(data, 0, version, most << 2, most << 3, most) == wanted
-    for path in ((b"@metadata", b"beat"), (b"a",), ()):
-        assert kernel.find(data, path) == pure.find(data, path)
-        cut = min(most, len(data))
-        lengths = cut.to_bytes(4, "little") + (len(data) - cut).to_bytes(4, "little")
-        paths = (path, (b"a",))
-        assert kernel.split(lengths, data, paths) == pure.split(lengths, data, paths)
-        classes, of = kernel.classify(lengths, data, paths)
-        assert (classes, of) == pure.classify(lengths, data, paths)
-        parts = kernel.scatter(of, len(classes), most, lengths, data)
-        assert parts == pure.scatter(of, len(classes), most, lengths, data)
-
-
-DECODERS = {"reader": reader, "raw": raw, "writer": writer, "single": single, "kernels": kernels}
+DECODERS = {"reader": reader, "raw": raw, "writer": writer, "single": single}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

@@ -1,4 +1,4 @@
-"""Fuzz Relink with random bytes: handshakes, packets, the sessions of both sides, saved links, and the kernel.
+"""Fuzz Relink with random bytes: handshakes, packets, the sessions of both sides, and saved links.
 
     python tests/verification/fuzz/fuzz_relink.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -27,9 +27,6 @@ with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.broker.sequencer import Sequencer
     from fyrehose.broker.state_stream import replay
     from fyrehose.errors import Broken, JournalCorrupt
-    from fyrehose.kernels import NATIVE
-    from fyrehose.kernels import relink as kernel
-    from fyrehose.kernels.pure import relink as pure
     from fyrehose.protocols.relink import events, linklog
     from fyrehose.protocols.relink.channels import Receiving
     from fyrehose.protocols.relink.decoder import Decoder
@@ -334,30 +331,12 @@ def _consumed(answers: bytes) -> int:
     return total + sum(consumed.values()) + len(consumed)
 
 
-def kernels(data: bytes) -> None:
-    """Check that the native kernels return the same as the pure Python ones."""
-    assert NATIVE, "the native kernels are not built"
-    dice = harness.Dice(data)
-    size, largest, most, each, channels = (dice.choice((0, 1, 2, 4, 8)), *(dice.number(16) for _ in range(4)))
-    fuzzer = Fuzzer(harness.Chance(data[9:]))
-    wire = fuzzer.bytes_of(Peer(min(size, 2), 1))
-    for source in (wire, data, wire + data):
-        for start in (0, 8):
-            if start <= len(source):
-                wanted = pure.gather(source, start, size, largest, most, each, channels)
-                assert kernel.gather(source, start, size, largest, most, each, channels) == wanted
-                for channel, lengths, payload in wanted[1]:
-                    made = pure.frames(size, channel, lengths, payload)
-                    assert kernel.frames(size, channel, lengths, payload) == made
-
-
 DECODERS = {
     "sessions": sessions,
     "raw": raw,
     "handshakes": handshakes,
     "disks": disks,
     "servers": servers,
-    "kernels": kernels,
 }
 
 if __name__ == "__main__":
