@@ -209,8 +209,6 @@ torture: .venv/native.stamp
 	FYREHOSE_PURE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --full -m 'slow or ladder' $(PURE_TESTS)
 	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100)
 	$(BIN)/python tests/verification/torture/kill9.py --count $(call scaled,100) --durability interval:20
-	$(BIN)/python tests/verification/torture/resent_kill.py --kills $(call scaled,100) --sigterms $(call scaled,50)
-	$(BIN)/python tests/verification/torture/resent_kill.py --takeovers $(call scaled,20)
 	$(BIN)/python tests/verification/torture/standby_kill.py --kills $(call scaled,30)
 	$(BIN)/python tests/verification/torture/syslog_kill.py --messages $(call scaled,1000000) --kills 20
 	$(BIN)/python tests/verification/torture/forward_kill.py --kills $(call scaled,100)

@@ -37,16 +37,9 @@ def test_kill_loses_no_acknowledged_record(durability: str, tmp_path: Path) -> N
     assert not list(tmp_path.joinpath("made").iterdir())
 
 
-def test_events_with_an_identity_are_stored_once_over_kills_and_stops(tmp_path: Path) -> None:
-    words = ("--kills", "3", "--sigterms", "2", "--agents", "2", "--directory", str(tmp_path))
-    assert " 0 doubled, 0 lost" in run("resent_kill.py", *words)
-
-
 @pytest.mark.skipif(program() is None, reason="a server of others is not installed: nats-server")
 def test_events_with_an_identity_are_stored_once_over_takeovers(tmp_path: Path) -> None:
-    said = run("resent_kill.py", "--takeovers", "3", "--agents", "2", "--directory", str(tmp_path))
-    assert int(said.split(" take-overs ")[0]) >= 3
-    assert " 0 doubled, 0 lost" in said
+    run("weather.py", "--leaders", "--each", "--rounds", "1", "--kinds", "kill,stop", "--directory", str(tmp_path))
 
 
 @pytest.mark.skipif(
@@ -74,6 +67,12 @@ def test_torture_detects_lost_records(tmp_path: Path) -> None:
     # It ends with the first loss; on a busy machine many kills come before the last bytes are acknowledged.
     words = ("--count", "30", "--seed", "12", "--busy", "500", "--sabotage", "--directory", str(tmp_path))
     assert "VIOLATION" in run("kill9.py", *words, status=1)
+    shutil.rmtree(tmp_path)
+
+
+def test_torture_detects_events_that_are_stored_again(tmp_path: Path) -> None:
+    words = ("--count", "30", "--seed", "12", "--busy", "500", "--option", "lumberjack.resent=store")
+    assert "is stored again, but was sent once" in run("kill9.py", *words, "--directory", str(tmp_path), status=1)
     shutil.rmtree(tmp_path)
 
 

@@ -236,6 +236,8 @@ class Relink(_Windowed):
 
 
 class Lumberjack(Publisher):
+    """A publisher of events with an identity, so that each is stored once even if it is sent again."""
+
     protocol = "lumberjack"
 
     @property
@@ -248,10 +250,9 @@ class Lumberjack(Publisher):
         try:
             while not self._ended.is_set():
                 numbers = range(self.acked + 1, self.acked + 1 + WINDOW)
-                for number in numbers:
-                    self.sending(number)
+                self.sent = max(self.sent, numbers[-1])
                 client._sequence = 0
-                client.send([self.payload(number) for number in numbers])
+                client.send([wire.event(self.number, number, LARGEST) for number in numbers])
                 self.acknowledged(numbers[-1])
                 self._ended.wait(REST)
         finally:

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Kill the real server again and again with ``kill -9`` under load, and check that nothing is lost.
 
-    kill9.py [--count N] [--seed S] [--durability MODE] [--lives K] [--directory DIR] [--sabotage]
+    kill9.py [--count N] [--seed S] [--durability MODE] [--lives K] [--directory DIR] [--sabotage] [--option NAME=VALUE]
 
 A *cycle*: the server starts; everything is read from offset 0; the load runs for a random time of at most --busy
-milliseconds; ``kill -9``.  In one of ten cycles a first server is killed while it starts, too.  After --lives cycles
-the journal is verified and removed, and a new one begins.
+milliseconds; ``kill -9``, or SIGTERM in one of five cycles.  In one of ten a first server is killed while it starts,
+too.  After --lives cycles the journal is verified and removed, and a new one begins.
 
 Each time, the journal is checked against what publishers and subscribers recorded in processes of their own:
 
   - acknowledged messages are stored, unchanged;
   - nothing is stored that was never sent;
   - the messages of each publisher are stored in its order, and twice only if it sent them again after a reconnect;
+  - events of lumberjack, which have an identity, are stored once even if they were sent again;
   - a number that any listener has delivered has the same message for ever;
   - numbers follow on with --durability batch; in other modes they may jump after a crash, but never go back;
   - `fyrehose journal verify` finds nothing.
@@ -19,7 +20,7 @@ Each time, the journal is checked against what publishers and subscribers record
 Prints each violation and a summary; the exit status is 1 if there was any, and the directory is kept.
 
 With --sabotage the end of the log is damaged after each kill in a way that the server cannot notice, to test that this
-program notices it.
+program notices it.  With --option lumberjack.resent=store the server stores events again, which must be noticed, too.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ PLAN = (
     ("relink", "relink", 100, 1 << 17),
     ("relink", "relink", 1, 1 << 17),
 )
+#: The numbers of the publishers whose events have an identity.
+ONCE = {number for number, (listener, *_) in enumerate(PLAN) if listener == "lumberjack"}
 #: The number of the publisher of the event bus.
 BUS = 2000
 
@@ -87,6 +90,8 @@ class Life:
         self.may_lose = False
         #: the option journal.keep-bytes; 0: keep everything
         self.keep = 0
+        #: other options of the server
+        self.options: list[str] = []
 
     def by_listener(self) -> dict[str, int]:
         """Return how many messages each listener has acknowledged."""
@@ -108,6 +113,7 @@ class Life:
             f"journal.segment-size={self.segment_size}",
             "--option",
             f"journal.keep-bytes={self.keep}",
+            *(word for option in self.options for word in ("--option", option)),
             before=before,
         )
 
@@ -199,6 +205,7 @@ class Life:
         self, number: int, acked: int, sent: int, resent: list[tuple[int, int]], authors: dict[int, tuple[int, int]]
     ) -> None:
         order = [n for _, (who, n) in sorted(authors.items()) if who == number]
+        resent = [] if number in ONCE else resent
         oldest = min(order, default=acked + 1) if self.keep else 1
         last = order[0] - 1 if self.keep and order else 0
         highest = last
@@ -265,7 +272,7 @@ def cycle(life: Life, busy: float) -> float:
         life.load(server)
         time.sleep(dice.uniform(0, busy))
     finally:
-        server.kill()
+        server.kill(servers.signal.SIGTERM if dice.random() < 0.2 else servers.signal.SIGKILL)
         life.bus.hang_up()
     return started
 
@@ -303,6 +310,7 @@ def main() -> int:
         "--busy", type=float, default=200.0, help="the longest time between the load and the kill, in ms"
     )
     parser.add_argument("--sabotage", action="store_true")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the server")
     parser.add_argument("--directory", type=servers.directory, help="for journals; a temporary one by default")
     arguments = parser.parse_args()
 
@@ -324,6 +332,7 @@ def main() -> int:
 
     while kills < arguments.count and not violations:
         life = Life(root / f"life-{kills}", dice, arguments.durability)
+        life.options = arguments.option
         try:
             times += run_life(
                 life, min(arguments.lives, arguments.count - kills), arguments.busy / 1000, told, arguments.sabotage

@@ -2,7 +2,8 @@
 
 They are written from the protocols' texts and share no code with the server.
 
-    Lumberjack    version 2: windows of J frames, every third one compressed, two of them unacknowledged at a time
+    Lumberjack    version 2: windows of J frames, every third one compressed, two of them unacknowledged at a time;
+                  its events have an identity, and come again in other windows, with their members in another order
     Relink        one channel without transactions, on a link that it resumes: its messages are stored once
     EventBus      a DEALER and a SUB in a process of their own; the BROADCAST of an event is its acknowledgement
 """
@@ -21,7 +22,7 @@ from load import BUFFER, Publisher, Seen, Worker
 
 
 class Lumberjack(Publisher):
-    """A lumberjack writer; its events are no JSON documents, which the server accepts."""
+    """A lumberjack writer whose events have the identity of Filebeat's, so that each is stored once."""
 
     def begin(self) -> None:
         self.heard_of = bytearray()
@@ -43,7 +44,7 @@ class Lumberjack(Publisher):
         return bool(self.out)
 
     def _event(self, sequence: int, number: int) -> bytes:
-        data = wire.payload(self.number, number, self.largest)
+        data = wire.event(self.number, number, self.largest)
         return b"2J" + struct.pack(">II", sequence, len(data)) + data
 
     def heard(self, chunk: bytes) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def listens(ports: dict[str, int], only: bool = False) -> list[str]:
 def free_ports(listeners: Sequence[str]) -> dict[str, int]:
     """Return a free port for each of *listeners*, with two free ones behind it, as the event bus needs them."""
     return dict(zip(listeners, testing_ports.free_ports(len(listeners), 3), strict=True))
+
+
+def is_ready(page: int, question: str = "") -> bool:
+    """Return whether the status page at the port *page* answers *question*, by default whether its server leads."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/ready{question}", timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 class ServerEnded(Exception):

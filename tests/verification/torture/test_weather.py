@@ -56,19 +56,34 @@ def test_acknowledged_messages_that_are_sent_again_are_no_problem(figg: Any) -> 
     assert not figg.was_delivered(5)
 
 
-def test_a_lost_message_is_noticed(figg: Any) -> None:
-    keep(figg, 1, 3)
-    assert figg.check(figg.acked) == ["figg: 1 acknowledged messages are LOST, 2 to 2"]
+@pytest.mark.parametrize(
+    ("kept", "problem"),
+    [
+        ((1, 3), "1 acknowledged messages are LOST, 2 to 2"),
+        ((1, 2, 3, 3), "stored more often than sent (number, stored, sent): [(3, 2, 1)]"),
+        ((1, 2, 3, 4, 5, 6), "message 6 is stored, but 5 was the last one sent"),
+    ],
+)
+def test_messages_that_are_lost_doubled_or_invented_are_noticed(figg: Any, kept: tuple[int, ...], problem: str) -> None:
+    keep(figg, *kept)
+    assert figg.check(figg.acked) == [f"figg: {problem}"]
 
 
-def test_a_message_that_is_there_twice_is_noticed(figg: Any) -> None:
-    keep(figg, 1, 2, 3, 3)
-    assert figg.check(figg.acked) == ["figg: stored more often than sent (number, stored, sent): [(3, 2, 1)]"]
+def test_an_event_with_an_identity_that_is_there_twice_is_noticed() -> None:
+    publisher = load.Lumberjack(3, [1], load.Notes())
+    publisher.sent = publisher.acked = 2
+    for at, number in enumerate((1, 2, 2), 1):
+        publisher.notes.message("subscriber", "lumberjack", at, wire.event(3, number, load.LARGEST))
+    assert publisher.notes.problems == []
+    assert publisher.check(2) == ["lumberjack: stored more often than sent (number, stored, sent): [(2, 2, 1)]"]
 
 
-def test_a_message_that_was_never_sent_is_noticed(figg: Any) -> None:
-    keep(figg, 1, 2, 3, 4, 5, 6)
-    assert figg.check(figg.acked) == ["figg: message 6 is stored, but 5 was the last one sent"]
+@pytest.mark.parametrize("other", [b"{", b"{}", b'{"message": 1}', b'{"message": "AAAA"}'])
+def test_json_that_no_publisher_sent_has_no_author(other: bytes) -> None:
+    sent = wire.event(3, 7, load.LARGEST)
+    assert wire.whose(sent, load.SIZES) == (3, 7)
+    assert wire.whose(sent.replace(b'"offset": 7', b'"offset": 8'), load.SIZES) is None
+    assert wire.whose(other, load.SIZES) is None
 
 
 def test_a_number_with_two_messages_is_noticed(figg: Any) -> None:

@@ -61,7 +61,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -517,7 +516,7 @@ class Weather:
         waiting = self.servers
         while waiting or any(publisher.acked <= before for publisher, before in acked.items()):
             self.revive()
-            waiting = [server for server in waiting if not is_ready(server)]
+            waiting = [server for server in waiting if not servers.is_ready(server.ports[2], "?for=read")]
             if time.monotonic() > deadline:
                 slow = [p.protocol for p, before in acked.items() if p.acked <= before]
                 self.problems.append(f"after {PATIENCE:.0f} s: not ready: {[s.name for s in waiting]}, no acks: {slow}")
@@ -604,15 +603,6 @@ async def manage(urls: list[str], what: str) -> None:
         await getattr(client.jetstream(), what)("FYREHOSE_fyrehose")
     finally:
         await client.close()
-
-
-def is_ready(server: ClusterServer) -> bool:
-    try:
-        url = f"http://127.0.0.1:{server.ports[2]}/ready?for=read"
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except OSError:
-        return False
 
 
 def fill(folder: Path) -> Path:

@@ -6,10 +6,14 @@ without storing the sent ones.
 
 from __future__ import annotations
 
+import base64
+import json
+import random
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from typing import Any
 
 HEADER = struct.Struct(">HHI")
 ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
@@ -38,11 +42,37 @@ def payload(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
     return STAMP.pack(publisher, number, size) + _NOISE[begin : begin + size]
 
 
+def _fields(publisher: int, number: int, data: bytes) -> dict[str, Any]:
+    """Return the members of the event of Filebeat that has the payload *data*; they give it an identity."""
+    return {
+        "@timestamp": "2026-11-26T02:00:00.000Z",
+        "agent": {"ephemeral_id": f"torture-{publisher}"},
+        "log": {"offset": number, "file": {"path": "/var/log/app.log"}},
+        "message": base64.b64encode(data).decode(),
+    }
+
+
+def event(publisher: int, number: int, largest: int = 1 << 17) -> bytes:
+    """Return the ``number``-th payload of ``publisher`` as an event with an identity; its members have any order."""
+    members = list(_fields(publisher, number, payload(publisher, number, largest)).items())
+    random.shuffle(members)
+    return json.dumps(dict(members)).encode()
+
+
 def whose(data: bytes, largest: dict[int, int]) -> tuple[int, int] | None:
-    """Return publisher and number of a payload, or None if it is not exactly what they sent."""
+    """Return publisher and number of a payload or event, or None if it is not exactly what they sent."""
+    fields: Any = None
+    if data.startswith(b"{"):
+        try:
+            fields = json.loads(data)
+            data = base64.b64decode(fields["message"])
+        except (ValueError, KeyError, TypeError):
+            return None
     if len(data) < STAMP.size:
         return None
     publisher, number, _ = STAMP.unpack_from(data)
+    if fields is not None and fields != _fields(publisher, number, data):
+        return None
     return (publisher, number) if data == payload(publisher, number, largest.get(publisher, 1 << 17)) else None
 
 

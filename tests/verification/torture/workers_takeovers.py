@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from resent_takeovers import is_ready
+import servers
 from workers import PATIENCE, main
 
 from benchmarks.local_cluster import Cluster, ClusterServer
@@ -40,7 +40,7 @@ class Leader:
     def leader(self) -> ClusterServer | None:
         """Return the server that leads; None if none does, or if only the one that was killed last says so."""
         others = (each for each in self.cluster.servers.values() if each is not self._killed)
-        return next((each for each in others if is_ready(each)), None)
+        return next((each for each in others if servers.is_ready(each.ports[2])), None)
 
     def serves(self) -> bool:
         if self.leader() is None:
