@@ -1,4 +1,4 @@
-"""Fuzz the event bus: decoders and labels with random messages, sessions of both sides with random bytes, and CURVE.
+"""Fuzz the event bus: decoders with random messages, sessions of both sides with random bytes, and CURVE.
 
     python tests/verification/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -22,10 +22,9 @@ import harness
 with harness.instrumented("fyrehose.protocols.eventbus"):
     from fyrehose.errors import Broken, RemoteProtocolError
     from fyrehose.protocols.eventbus.client_session import EventBusClientSession, EventBusOptions
-    from fyrehose.protocols.eventbus.columns import PROTOCOL, Encoder, EventsByTopic
+    from fyrehose.protocols.eventbus.columns import Encoder, EventsByTopic
     from fyrehose.protocols.eventbus.curve import CurveClient, CurveServer, new_keys
     from fyrehose.protocols.eventbus.frames import (
-        MAX_LABEL,
         Broadcast,
         Dialect,
         Pub,
@@ -35,7 +34,6 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         SyncStart,
         parse_sequence,
     )
-    from fyrehose.protocols.eventbus.labels import WireLabels, read_labels
     from fyrehose.protocols.eventbus.session import (
         BusMessage,
         CollectorSession,
@@ -46,7 +44,6 @@ with harness.instrumented("fyrehose.protocols.eventbus"):
         SubscriberSession,
     )
     from fyrehose.protocols.eventbus.zmtp import MessageRefused, Null, ZmtpSession, command, encode, frame
-    from fyrehose.records import Run
     from fyrehose.sessions import events_of
 
 Message = list[bytes]
@@ -156,22 +153,6 @@ class Fuzzer:
                     read(frame)
                 except RemoteProtocolError:
                     pass
-
-    def labels(self) -> None:
-        """Check that three random labels survive a record byte for byte."""
-        sent = tuple(self.piece()[:MAX_LABEL] for _ in range(3))
-        labels = read_labels(*sent)
-        run = Run.of(
-            "s",
-            [b""],
-            source=PROTOCOL,
-            producer=labels.producer,
-            content_type=labels.content_type,
-            event_ids=labels.event_id,
-            event_times=None if labels.event_time is None else struct.pack("<q", labels.event_time),
-        )
-        written = WireLabels(run, PROTOCOL)
-        assert (written.producer, written.timestamp(0), written.uuid(0)) == sent, sent
 
     def wire(self) -> bytes:
         """Return some messages and commands as they are sent, seldom with a wrong byte."""
@@ -295,7 +276,6 @@ def again(parse: Callable[[Message], object], message: Message) -> None:
 
 DECODERS = {
     "decoders": lambda data: Fuzzer(data).decoders(),
-    "labels": lambda data: Fuzzer(data).labels(),
     "server": lambda data: Fuzzer(data).server(),
     "client": lambda data: Fuzzer(data).client(),
     "both": lambda data: Fuzzer(data).both(),

@@ -1,4 +1,4 @@
-"""Fuzz Figg with random bytes: the sessions of both sides, single frames, and the window of the client.
+"""Fuzz Figg with random bytes: the sessions of both sides, and single frames.
 
     python tests/verification/fuzz/fuzz_figg.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 
 with harness.instrumented("fyrehose.protocols.figg", "fyrehose.kernels.pure"):
-    from fyrehose.errors import Broken, LocalProtocolError, RemoteProtocolError
+    from fyrehose.errors import Broken, RemoteProtocolError
     from fyrehose.protocols.figg import frames
     from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession
-    from fyrehose.protocols.figg.window import PublishWindow
     from fyrehose.records import MAX_PAYLOAD, Run
 
 TOPICS = ("t", "topic/\N{SNOWMAN}", "x" * 255, "a\0b")
@@ -125,41 +124,7 @@ def raw(data: bytes) -> None:
         assert kind.parse(parsed.serialize()[frames.HEADER.size :]) == parsed
 
 
-def window(data: bytes) -> None:
-    """Check that a client's window, with any acknowledgements, reports runs in order, and finally reports every run."""
-    dice = harness.Dice(data)
-    under_way = PublishWindow(4, 2000)
-    told: list[int] = []
-    added = 0
-    while dice:
-        what = dice.byte() % 4
-        if what == 0:
-            run = Run.of("t", [dice.blob() for _ in range(1 + dice.byte() % 6)], source="figg")
-            try:
-                done = under_way.add(run)
-            except LocalProtocolError:
-                continue
-            done.addCallback(lambda _, number=added: told.append(number))  # type: ignore[misc]
-            added += 1
-        elif what == 1:
-            sent = [number for number, _ in under_way.to_send()]
-            assert sent == sorted(sent)
-        elif what == 2:
-            again = under_way.to_resend()
-            assert [number for number, _ in again] == sorted(number for number, _ in again)
-        else:
-            under_way.acknowledged(dice.number(64))
-    assert told == sorted(told)
-    for number, run in list(under_way.to_send()) + list(under_way.to_resend()):
-        under_way.acknowledged(number + len(run) - 1)
-    while not under_way.empty:
-        sent_again = under_way.to_resend() or list(under_way.to_send())
-        assert sent_again, "a run waits that is never sent"
-        under_way.acknowledged(sent_again[-1][0] + len(sent_again[-1][1]) - 1)
-    assert told == list(range(added))
-
-
-DECODERS = {"server": server, "client": client, "raw": raw, "window": window}
+DECODERS = {"server": server, "client": client, "raw": raw}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))

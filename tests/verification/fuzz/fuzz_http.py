@@ -1,4 +1,4 @@
-"""Fuzz the HTTP listener: requests of every kind, some of them damaged, whole and in pieces; bodies; and random bytes.
+"""Fuzz the HTTP listener: requests of every kind, some of them damaged, and random bytes, whole and in pieces.
 
     python tests/verification/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
 
@@ -17,7 +17,7 @@ import harness
 
 with harness.instrumented("fyrehose.web", "fyrehose.protocols.http"):
     from fyrehose.errors import Broken
-    from fyrehose.protocols.http.bodies import SMALL, LineBody, TooLarge, Whole
+    from fyrehose.protocols.http.bodies import SMALL
     from fyrehose.protocols.http.server import HttpSettings
     from fyrehose.protocols.http.session import (
         BodyRefused,
@@ -142,27 +142,7 @@ def ambiguous(data: bytes) -> None:
     assert said(dice.pieces(wire)) == said([wire]) == ["bad-http"]
 
 
-def bodies(data: bytes) -> None:
-    """Check that line bodies and whole bodies yield the same messages however they are cut."""
-    dice = harness.Dice(data)
-    content = body(dice) + body(dice)
-    pieces = dice.pieces(content)
-    for make in (lambda: LineBody(30), lambda: Whole(60, None)):
-        results = []
-        for chunks in ([content], pieces):
-            collecting = make()
-            messages: list[Any] = []
-            try:
-                for chunk in chunks:
-                    messages += collecting.add(chunk)
-                messages += collecting.end()
-            except TooLarge as error:
-                messages += [*error.before, TooLarge]
-            results.append(messages)
-        assert results[0] == results[1]
-
-
-DECODERS = {"requests": requests, "raw": raw, "bodies": bodies, "ambiguous": ambiguous}
+DECODERS = {"requests": requests, "raw": raw, "ambiguous": ambiguous}
 
 if __name__ == "__main__":
     sys.exit(harness.main(__file__, DECODERS))
