@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
 harness = import_module("harness")
-FUZZERS = sorted({path.stem.removeprefix("fuzz_") for path in FOLDER.glob("fuzz_*.py")} - {"listeners"})
+FUZZERS = sorted({path.stem.removeprefix("fuzz_") for path in FOLDER.glob("fuzz_*.py")})
 DECODERS = [
     (fuzzer, name, decoder) for fuzzer in FUZZERS for name, decoder in import_module(f"fuzz_{fuzzer}").DECODERS.items()
 ]

@@ -212,5 +212,5 @@ class EventBus(Worker):
             if author is not None and author[1] >= sent_from:
                 state.acked = max(state.acked, author[1])
                 ours = True
-            if topic not in (b"/torture/", b"/a/"):  # fuzz_listeners.py sends some events that are valid, of /a/
+            if topic not in (b"/torture/", b"/a/"):  # attacker.py sends some events that are valid, of /a/
                 seen.wrong(f"the event bus said {topic!r}")

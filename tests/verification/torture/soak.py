@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Run mixed load with random faults for any time, and watch memory, descriptors, and losses.
 
-    soak.py [--minutes M] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
+    soak.py [--minutes M | --attacks N] [--seed S] [--every SECONDS] [--kills] [--directory DIR]
 
 The clients of kill9.py publish and read through all five listeners, while other clients connect, send invalid data, and
-disconnect (as in tests/verification/fuzz/fuzz_listeners.py); retention deletes.  About every --every seconds all
-clients are disconnected, acknowledged and delivered messages are checked, and the memory and descriptors of the server
-are measured.  With --kills the server is killed in between, at random; without it, one process runs from the beginning
-to the end, so that the growth of its memory is meaningful.
+disconnect (attacker.py); retention deletes.  About every --every seconds all clients are disconnected, acknowledged and
+delivered messages are checked, and the memory and descriptors of the server are measured.  With --kills the server is
+killed in between, at random; without it, one process runs from the beginning to the end, so that the growth of its
+memory is meaningful.  With --attacks there are so many attacks without pauses, one check, and no retention.
 
-The exit status is 1 if a rule was broken, or if the server grew by more than 32 descriptors, or by more than --slope
-MiB an hour over the second half of a run of at least 20 checks.
+The exit status is 1 if a rule was broken, or if the server grew by more than 32 descriptors, or by more than 256 MiB
+between two checks, or by more than --slope MiB an hour over the second half of a run of at least 20 checks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 
-import fuzz_listeners
+import attacker
 import kill9
 import servers
 
 #: How many clients send invalid data in a second.
 STRANGERS = 20
+#: How much the server may grow during attacks, in KiB, including the memory for its honest clients.
+GROWTH = 256 << 10
 
 
 class Soak:
@@ -40,7 +41,7 @@ class Soak:
     def __init__(self, root: Path, arguments: argparse.Namespace) -> None:
         self.arguments, self.dice = arguments, random.Random(arguments.seed)
         self.life = kill9.Life(root, self.dice, "batch", strangers=True)
-        self.life.segment_size, self.life.keep = 4 << 20, 32 << 20
+        self.life.segment_size, self.life.keep = 4 << 20, 0 if arguments.attacks else 32 << 20
         #: (seconds, KiB, descriptors) at each check of the present server
         self.taken: list[tuple[float, int, int]] = []
         self.strangers = self.kills = self.checks = 0
@@ -49,7 +50,7 @@ class Soak:
     def run(self) -> None:
         server = self._start()
         try:
-            while time.monotonic() - self.began < 60 * self.arguments.minutes and not self.life.problems:
+            while not self.is_over and not self.life.problems:
                 self._load(server)
                 if self.arguments.kills and self.dice.random() < 0.5:
                     server.kill()
@@ -67,6 +68,13 @@ class Soak:
             :3
         ]
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether all attacks were made, or, without a number of attacks, whether the minutes are over."""
+        if self.arguments.attacks:
+            return self.strangers >= self.arguments.attacks
+        return time.monotonic() - self.began >= 60 * self.arguments.minutes
+
     def _start(self) -> servers.Server:
         server = self.life.start()
         server.wait_until_serving()
@@ -75,15 +83,19 @@ class Soak:
 
     def _load(self, server: servers.Server) -> None:
         self.life.load(server)
-        attacker = fuzz_listeners.Attacker(
-            {listener: server.port(listener) for listener in servers.LISTENERS}, self.dice.randrange(1 << 30)
-        )
+        time.sleep(1)
+        before = servers.Usage(server.process.pid).resident
+        ports = {listener: server.port(listener) for listener in servers.LISTENERS}
+        stranger = attacker.Attacker(ports, self.dice.randrange(1 << 30))
         deadline = time.monotonic() + self.dice.uniform(0.5, 2) * self.arguments.every
-        while time.monotonic() < deadline:
-            attacker.attack()
+        while not self.is_over if self.arguments.attacks else time.monotonic() < deadline:
+            stranger.attack()
             self.strangers += 1
-            time.sleep(1 / STRANGERS)
-        for peer in attacker.open:
+            time.sleep(0 if self.arguments.attacks else 1 / STRANGERS)
+        grown = servers.Usage(server.process.pid).resident - before
+        if grown > GROWTH:
+            self.life.problems.append(f"the server grew by {grown} KiB")
+        for peer in stranger.open:
             peer.close()
 
     def _check(self, server: servers.Server) -> None:
@@ -111,6 +123,7 @@ class Soak:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--attacks", type=int, default=0, help="end after so many attacks, without pauses")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two checks, about")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", action="store_true")

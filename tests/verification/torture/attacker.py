@@ -1,11 +1,7 @@
-"""Send random bytes to every listener of a running server while honest clients publish and read over all protocols.
+"""A client that sends random bytes to every listener of a running server; soak.py has honest clients beside it.
 
-    python tests/verification/fuzz/fuzz_listeners.py [EXECUTIONS [SEED]]
-
-An execution is one connection or one datagram: valid client data, cut, joined and overwritten, sent in pieces, on a
-connection that is read or not, and closed or reset.  The honest clients are those of tests/verification/torture.  At
-the end the server must be running, must have logged no failure, and must not have grown by more than 256 MiB; every
-acknowledged message must be stored, which is checked as in kill9.py.
+An attack is one connection or one datagram: valid client data, cut, joined and overwritten, sent in pieces, on a
+connection that is read or not, and closed or reset.
 """
 
 from __future__ import annotations
@@ -13,24 +9,17 @@ from __future__ import annotations
 import contextlib
 import random
 import select
-import shutil
-import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "torture"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import kill9
-import servers
 import wire
 
-#: How much the server may grow, in KiB, including the memory for its honest clients.
-GROWTH = 256 << 10
 #: How many connections the attacker leaves open.
 LEFT_OPEN = 150
 #: How often the attacker sends a complete message of the largest size, or of one byte less or more.
@@ -190,53 +179,3 @@ class Attacker:
                 peer.close()
         if len(self.open) > LEFT_OPEN:
             self.open.pop(dice.randrange(LEFT_OPEN)).close()
-
-
-def run(executions: int, seed: int) -> list[str]:
-    """Run the attacks; return the problems that were found."""
-    directory = Path(tempfile.mkdtemp(prefix="fyrehose-listeners-"))
-    dice = random.Random(seed)
-    life = kill9.Life(directory, dice, "batch", strangers=True)
-    server = life.start()
-    began = time.monotonic()
-    try:
-        server.wait_until_serving()
-        life.load(server)
-        time.sleep(1)
-        before = servers.Usage(server.process.pid).resident
-        attacker = Attacker({listener: server.port(listener) for listener in servers.LISTENERS}, seed)
-        for _ in range(executions):
-            attacker.attack()
-            if server.process.poll() is not None:
-                break
-        grown = servers.Usage(server.process.pid).resident - before
-        life.check(server)
-        status = server.kill(signal.SIGTERM)
-    except (AssertionError, OSError, ValueError) as error:
-        life.problems.append(f"{type(error).__name__}: {error}")
-        grown, status = 0, server.kill()
-    finally:
-        life.bus.hang_up()
-        life.close()
-    problems = list(life.problems)
-    problems += [f"status {status}"] if status else []
-    problems += [line for line in server.log.splitlines() if "Traceback" in line or "#critical]" in line][:3]
-    problems += [f"the server grew by {grown} KiB"] if grown > GROWTH else []
-    acked = ", ".join(f"{listener} {count}" for listener, count in life.by_listener().items())
-    print(
-        f"listeners: {executions} connections and datagrams ({attacker.counts}), seed {seed}, in "
-        f"{time.monotonic() - began:.0f} s; grown by {grown >> 10} MiB; honest clients were acknowledged {acked}; "
-        f"{len(problems)} problems"
-    )
-    if problems:
-        print(f"the data directory is kept: {directory}")
-    else:
-        shutil.rmtree(directory)
-    return problems
-
-
-if __name__ == "__main__":
-    wrong = run(int(sys.argv[1]) if len(sys.argv) > 1 else 20_000, int(sys.argv[2]) if len(sys.argv) > 2 else 1)
-    for problem in wrong[:20]:
-        print(f"WRONG: {problem}")
-    sys.exit(1 if wrong else 0)
