@@ -112,7 +112,7 @@ class Letters:
 
     def record(self, name: str) -> dict[str, Any]:
         stream, seq = name.split("/")
-        said = {"stream": stream, "seq": int(seq), "token": f"t{seq}", "time": "2026-01-01T00:00:00Z", "payload": name}
+        said = {"stream": stream, "seq": int(seq), "token": f"t{seq}", "time": 1_767_225_600_000_000, "payload": name}
         return said | {"source": LISTENERS, "producer": "h:1", "topic": f"Forbidden {len(name)} orders"}
 
     def settle(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +150,11 @@ def test_random_commands_end_the_chosen_letters_and_return_all_others(seed: int)
             assert len(server.created) == number, "each command creates the subscription, which may be deleted"
             if command == "list":
                 assert [json.loads(line)["letter"] for line in said.output.splitlines()] == left
+                shown = CliRunner().invoke(main, ["dead", "--url", server.there.url], env={"COLUMNS": "120"}).output
+                rows = [[name, "2026-01-01T00:00:00", "Forbidden", f"{len(name)}", "orders", "h:1"] for name in left]
+                assert [line.split() for line in shown.splitlines()[1:]] == rows
+                assert ("there are no dead letters in dead.*" in shown) == (not left)
+                server.created.pop()
                 continue
             stops = next((at for at, name in enumerate(wanted) if name in refuses), len(wanted))
             done = [] if "dead.a/99" in wanted else wanted[:stops]
