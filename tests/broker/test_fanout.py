@@ -483,6 +483,7 @@ class World:
         elif what == "bug":
             reader.error = RuntimeError("a turn of the subscription failed: bug")
             reader.cursor.failed(Failure(RuntimeError("bug")))
+            assert reader.reason is not None, "the subscription goes on"
         else:
             reader.audience = self.random.randrange(4)
             reader.sent = (reader.sent[0] + 2, reader.sent[1] + 5)
