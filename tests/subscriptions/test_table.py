@@ -128,12 +128,29 @@ def test_a_cancelled_request_gets_nothing() -> None:
     assert world.clock.getDelayedCalls() == [call for call in world.clock.getDelayedCalls() if call.time < 30]
 
 
-def test_a_large_answer_is_cut_and_the_rest_is_leased_again() -> None:
+@pytest.mark.parametrize("alone", [0, 1, 9], ids=["one run", "two runs", "a run of each"])
+@pytest.mark.parametrize(
+    ("quarters", "answers"),
+    [
+        ([2, 2, 2, 2], [2, 2]),
+        ([5, 1], [1, 1]),
+        ([1, 5, 1], [1, 1, 1]),
+        ([3, 2, 2], [1, 2]),
+        ([4, 1, 3], [1, 2]),
+        ([1, 3, 1], [2, 1]),
+    ],
+)
+def test_a_large_answer_is_cut_and_the_rest_is_leased_again(
+    quarters: list[int], answers: list[int], alone: int
+) -> None:
+    """An answer has at least one record, of any size."""
     world = World()
-    world.publish(*[bytes(ANSWER_BYTES // 2)] * 4)
+    payloads = [bytes(ANSWER_BYTES // 4 * each) for each in quarters]
+    for run in filter(None, [*([each] for each in payloads[:alone]), payloads[alone:]]):
+        world.publish(*run)
     shared = world.create(first=10)
-    assert seqs(world.lease(shared, 9)) == [11, 12]
-    assert seqs(world.lease(shared, 9)) == [13, 14]
+    assert [len(seqs(world.lease(shared, 9))) for _ in answers] == answers
+    assert sum(answers) == len(quarters) == shared.pool.leased
 
 
 def test_a_record_that_the_journal_has_lost_expires(monkeypatch: pytest.MonkeyPatch) -> None:
