@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.relink import events
 from fyrehose.protocols.relink.channels import Sending
-from fyrehose.protocols.relink.endpoints import stream_seq
+from fyrehose.protocols.relink.endpoints import MAX_ANCHORS, stream_seq
 from fyrehose.protocols.relink.frames import SHUTDOWN, Ack, Message, Op
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.names import EndpointName
@@ -458,6 +458,21 @@ def test_unwritable_gap_ends_the_link(make_server: Any) -> None:
     assert bodies(again) == []
     assert again.closed
     assert server.count("gap-not-written") == 1
+
+
+def test_number_of_unconsumed_gaps_is_limited(make_server: Any) -> None:
+    server = make_server(window="2000")
+    peer = server.linked("subscribe:s@0")
+    for gaps in range(MAX_ANCHORS + 1):
+        assert not peer.closed, f"closed after {gaps} gaps"
+        peer.protocol.pauseProducing()
+        server.publish("s", b"deleted")
+        server.publish("s", b"x")
+        server.journal.forget("s", server.broker.bounds("s")[1])
+        peer.protocol.resumeProducing()
+        server.clock.advance(0)
+    assert server.count("too-many-gaps") == 1
+    assert MAX_ANCHORS == 1_000
 
 
 def test_ended_subscription_closes_the_connection(make_server: Any) -> None:

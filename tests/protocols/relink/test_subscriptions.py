@@ -237,6 +237,26 @@ def test_a_second_reader_waits_until_the_first_has_closed(make_server: Any, read
     second.reader.close()
 
 
+def test_a_reader_that_closes_acknowledges_its_last_record_and_leaves_its_link(make_server: Any, read: Any) -> None:
+    server = serve(make_server)
+    reading = read(server)
+    server.publish("s", b"6")
+    server.clock.advance(0)
+    slow: Deferred[None] = Deferred()
+    reading.answers, wire = [slow], reading.wire
+    wire.near.dataReceived(wire.far.transport.value())
+    wire.near.transport.clear()
+    slow.callback(None)
+    closed = reading.reader.close()
+    wire.far.dataReceived(wire.near.transport.value())
+    server.clock.advance(0)
+    assert (reading.seqs, position(server)) == ([1, 2, 3, 4, 5, 6], 6)
+    assert wire.near.transport.disconnecting
+    wire.cut()
+    assert closed.called
+    assert len(server.registry.entries) == 1
+
+
 def test_a_record_whose_processing_has_not_ended_is_not_acknowledged(make_server: Any, read: Any) -> None:
     server = make_server()
     reading = read(server)
