@@ -21,7 +21,7 @@ from zope.interface.verify import verifyObject
 from fyrehose import plugins
 from fyrehose.errors import Closed, ConfigError, LocalProtocolError
 from fyrehose.interfaces import IClientPlugin, IPublisher
-from fyrehose.net.clients import ClientTarget
+from fyrehose.net.clients import ClientTarget, ConnectionFailed
 from fyrehose.protocols.lumberjack.client import LUMBERJACK_OPTIONS, LumberjackClient, to_document
 from fyrehose.protocols.lumberjack.frames import MAX_EVENT, Ack
 from fyrehose.testing import Transport
@@ -296,6 +296,22 @@ def test_closing_the_client_in_a_callback_of_an_acknowledgement_fails_all_other_
     assert not logged_errors
 
 
+def test_final_error_ends_the_client_only_while_no_server_is_connected() -> None:
+    one, two = Endpoint(), Endpoint()
+    client, clock = connected(one, two, process_exception=lambda error: error)
+    failures: list[type] = []
+    client.publish_many(docs(1)).addErrback(lambda failure: failures.append(failure.type))
+    clock.advance(0)
+    one.lose()
+    clock.advance(1)
+    assert not client.closed
+    assert len(one.protocols) == 2, "it tries again"
+    for endpoint in (one, two):
+        endpoint.lose()
+    assert client.closed
+    assert failures == [ConnectionFailed]
+
+
 def test_close_before_the_first_connection_fails_connect() -> None:
     client, _ = make(Endpoint(refuses=True))
     failures: list[type] = []
@@ -314,7 +330,9 @@ def test_invalid_arguments_are_refused() -> None:
         make()
     client, _ = make(Endpoint())
     with pytest.raises(LocalProtocolError, match="exceeds the limit"):
-        client.publish_many([bytes(MAX_EVENT + 1)])
+        client.publish_many([b"{}", bytes(MAX_EVENT + 1)])
+    assert not client.publish_many([bytes(MAX_EVENT)]).addErrback(lambda failure: failure.trap(Closed)).called
+    client.close()
 
 
 # A connection that is lost at any byte

@@ -61,8 +61,14 @@ def test_subscriber_gets_records_behind_its_position(make_server: Any, name: str
     assert bodies(peer) == expected
 
 
-def test_delivery_is_sent_up_to_its_first_gap(make_server: Any) -> None:
-    peer = make_server().linked("subscribe:s")
+@pytest.mark.parametrize(("name", "most"), [("subscribe:s", 5), ("subscribe:s?seq", 4)])
+def test_delivery_is_sent_up_to_its_first_gap_and_as_far_as_there_is_room(
+    make_server: Any, name: str, most: int
+) -> None:
+    """The message that says where a channel begins takes a place of the window."""
+    narrow = make_server(window="5").linked(name)
+    assert narrow.protocol.endpoint.deliver(Delivery((Run.of("s", [b"x"] * 9, source="test").numbered(1, 1),))) == most
+    peer = make_server().linked(name)
     runs = [Run.of("s", [b"x"] * 2, source="test").numbered(first, 1) for first in (1, 3, 6)]
     assert peer.protocol.endpoint.deliver(Delivery(tuple(runs))) == 4
     runs = [Run.of("s", [bytes(PIECE // 3)] * 2, source="test").numbered(first, 1) for first in (7, 9)]
@@ -331,16 +337,15 @@ def test_each_message_is_stored_once_and_answered_over_crashes_and_a_full_disk(m
     history.end()
 
 
-def test_acknowledgement_beyond_the_stream_ends_the_link(make_server: Any) -> None:
+@pytest.mark.parametrize("had", [2, 500])
+def test_acknowledgement_beyond_the_stream_ends_the_link(make_server: Any, had: int) -> None:
     server = make_server()
     server.publish("s", b"1")
     peer = server.linked("subscribe:s@0")
     peer.leave()
     server.restart()
     channel = peer.link.receiving[0]
-    channel.next = channel.consumed = 500
-    channel.done = 499
-    channel.consumed = 499
+    channel.next, channel.done, channel.consumed = had, had - 1, had - 1
     again = server.linked(old=peer.link)
     assert again.closed
     assert server.count("acknowledged-unsent") == 1
@@ -471,7 +476,7 @@ def test_number_of_unconsumed_gaps_is_limited(make_server: Any) -> None:
         server.journal.forget("s", server.broker.bounds("s")[1])
         peer.protocol.resumeProducing()
         server.clock.advance(0)
-    assert server.count("too-many-gaps") == 1
+    assert (server.count("too-many-gaps"), server.count("skipped")) == (1, MAX_ANCHORS + 1)
     assert MAX_ANCHORS == 1_000
 
 
