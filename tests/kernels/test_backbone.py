@@ -36,11 +36,12 @@ def trains(draw: st.DrawFn) -> tuple[list[bytes], int]:
     """Generate datagrams of one size, the last of which may be shorter, and that size."""
     size = draw(st.integers(0, 12))
     first = draw(st.integers(0, 3) | st.integers(pure.LAST_SEQ - 3, pure.LAST_SEQ))
+    kind = draw(st.sampled_from([1, 2]))
     datagrams = []
     for at in range(draw(st.integers(0, 6))):
         seq = min(first + at + draw(st.sampled_from([0, 0, 0, 1])), pure.LAST_SEQ)
         said = size + draw(st.sampled_from([0, 0, 0, 0, 9, 1]))
-        head = bytes([draw(st.sampled_from([1, 1, 2, 2, 4]))]) + said.to_bytes(2, "big") + seq.to_bytes(6, "big")
+        head = bytes([draw(st.sampled_from([kind] * 6 + [1, 2, 4]))]) + said.to_bytes(2, "big") + seq.to_bytes(6, "big")
         datagrams.append(head + draw(st.binary(min_size=size, max_size=size)))
     if datagrams and draw(st.booleans()):
         datagrams[-1] = datagrams[-1][: draw(st.integers(1, size + 9))]
