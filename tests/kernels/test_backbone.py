@@ -156,7 +156,7 @@ def cut(sizes: list[int], most_bytes: int, most: int) -> list[tuple[int, int]]:
     return [(sum(train), train[0]) for train in trains]
 
 
-@given(payloads=payloads, most=st.integers(1, 70), size=st.integers(9, 400))
+@given(payloads=payloads, most=st.integers(1, 70), size=st.integers(9, 400) | st.sampled_from([18, 36, 54, 90]))
 def test_batches_of_datagrams_end_where_the_size_changes_or_a_call_is_full(
     payloads: list[bytes], most: int, size: int
 ) -> None:
