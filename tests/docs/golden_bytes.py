@@ -16,6 +16,11 @@ from struct import unpack, unpack_from
 from typing import Any
 
 import attrs
+from twisted.internet.task import Clock
+
+from fyrehose.protocols.relink import frames as relink
+from fyrehose.protocols.relink.settings import RelinkSettings
+from fyrehose.testing import MemoryJournal
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "protocols"
@@ -91,10 +96,47 @@ def _eventbus() -> Iterator[str]:
 
 def _relink() -> Iterator[str]:
     yield from ("| packet | fields | id size | bytes |", "|---|---|---|---|")
-    for vector in vectors_of("relink/conftest.py", "VECTORS"):
-        fields = fields_of(vector.packet, "kind")
-        form = "".join(f", {name} form" for name in vector.fields)
-        yield f"| {vector.name} | {fields}{form} | {vector.id_size} | `{vector.text}` |"
+    for name, size, packet, *forms in _packets():
+        vector = _relink_of("specified")(packet, size, **dict.fromkeys(forms, True))
+        form = "".join(f", {each} form" for each in forms)
+        yield f"| {name} | {fields_of(packet, 'kind')}{form} | {size} | `{vector.text}` |"
+
+
+def _packets() -> Iterator[Any]:
+    """Yield the name of each packet on the page, the size of its ids, the packet, and how its lengths are written."""
+    general, op, ack, message = relink.General, relink.Op, relink.Ack, _relink_of("message")
+    yield from ((kind.name.lower(), 0, relink.GeneralPacket(kind=kind)) for kind in general)
+
+    def to(kind: Any, *channels: int, number: int | None = None, many: bool = False) -> Any:
+        of = relink.Operation if isinstance(kind, op) else relink.Acknowledgement
+        return of(kind=kind, channels=channels, number=number, multicast=many)
+
+    yield "commit", 2, to(op.COMMIT, 0x1234)
+    yield "rollback", 1, to(op.ROLLBACK, 0xFE)
+    yield "close", 0, to(op.CLOSE, 0)
+    yield "received", 4, to(ack.RECEIVED, 0x12345678)
+    yield "consumed", 2, to(ack.CONSUMED, 7)
+    yield "committed", 1, to(ack.COMMITTED, 7)
+    yield "uncommitted", 0, to(ack.UNCOMMITTED, 0)
+    yield "closed", 8, to(ack.CLOSED, 1 << 63)
+    yield "commit numbered", 8, to(op.COMMIT, 0x0102030405060708, number=0x0A0B0C0D)
+    yield "rollback numbered", 0, to(op.ROLLBACK, 0, number=1)
+    yield "received numbered", 1, to(ack.RECEIVED, 1, number=2)
+    yield "consumed numbered", 2, to(ack.CONSUMED, 1, number=2)
+    yield "committed numbered", 4, to(ack.COMMITTED, 1, number=2)
+    yield "uncommitted numbered", 0, to(ack.UNCOMMITTED, 0, number=(1 << 32) - 1)
+    yield "commit to two", 1, to(op.COMMIT, 1, 2, many=True)
+    yield "close to none", 4, to(op.CLOSE, many=True)
+    yield "consumed by one, numbered", 2, to(ack.CONSUMED, 5, number=9, many=True)
+    yield "committed three times without ids", 0, to(ack.COMMITTED, 0, 0, 0, many=True)
+    yield "three parts", 1, message(b"abc", b"", b"defgh", channels=(9,))
+    yield "two parts to two", 4, message(b"x" * 9, b"", channels=(1, 2), multicast=True), "long", "large"
+    yield "no parts", 0, message()
+    yield "one empty part", 0, message(b"")
+    yield "no parts, long", 0, message(), "long"
+    yield "one part, large, ids of eight", 8, message(b"y", channels=(3,)), "large"
+    yield "one part, long, ids of two", 2, message(b"z", channels=(4,)), "long"
+    yield "one part to three without ids", 0, message(b"12345678", channels=(0, 0, 0), multicast=True)
 
 
 def _handshake() -> Iterator[str]:
@@ -117,9 +159,7 @@ class _Talk:
     answer: bytes = b""
 
     def __attrs_post_init__(self) -> None:
-        self.server = _relink_of("Server")(
-            _relink_of("MemoryJournal")(), _relink_of("Clock")(), _relink_of("RelinkSettings")()
-        )
+        self.server = _relink_of("Server")(MemoryJournal(), Clock(), RelinkSettings())
         self.server.start()
 
     def connect(self, hello: Any, *meanings: str) -> Iterator[str]:
@@ -140,22 +180,22 @@ class _Talk:
 def _conversation() -> Iterator[str]:
     """Publish two messages to a server in memory that is killed between them; show every byte."""
     talk = _Talk()
-    terms, message = _relink_of("Terms")(endpoint="publish:s"), _relink_of("message")
+    terms, message = relink.Terms(endpoint="publish:s"), _relink_of("message")
     yield "```text"
-    yield from talk.connect(_relink_of("Hello")(terms=terms))
+    yield from talk.connect(relink.Hello(terms=terms))
     epoch, link_id = unpack("<QQ", talk.answer)
     yield from talk.say(message(b"one").serialize(0), "message 0", "consumed: message 0 is on disk")
     talk.server.restart()
     yield "-- the server is killed and started again; the connector resumes its link"
     yield from talk.connect(
-        _relink_of("Hello")(terms=terms, epoch=epoch, link_id=link_id), "the report, consumed up to 0; resume"
+        relink.Hello(terms=terms, epoch=epoch, link_id=link_id), "the report, consumed up to 0; resume"
     )
-    yield from talk.say(_relink_of("RESUME").serialize(), "resume; there is nothing to report")
+    yield from talk.say(relink.RESUME.serialize(), "resume; there is nothing to report")
     yield from talk.say(message(b"two").serialize(0), "message 1", "consumed, without its number: message 1")
-    close = _relink_of("operation")(_relink_of("Op").CLOSE)
+    close = _relink_of("operation")(relink.Op.CLOSE)
     yield from talk.say(close.serialize(0), "close", "ping: the barrier")
-    yield from talk.say(_relink_of("PONG").serialize(), "pong", "closed")
-    yield from talk.say(_relink_of("SHUTDOWN").serialize(), "shutdown", "shutdown; then the server closes")
+    yield from talk.say(relink.PONG.serialize(), "pong", "closed")
+    yield from talk.say(relink.SHUTDOWN.serialize(), "shutdown", "shutdown; then the server closes")
     assert talk.peer.closed
     talk.server.registry.close()
     yield "```"
@@ -164,10 +204,10 @@ def _conversation() -> Iterator[str]:
 def _transaction() -> Iterator[str]:
     """Publish a transaction of two messages; show every byte after the handshake."""
     talk = _Talk()
-    operation, op, message = _relink_of("operation"), _relink_of("Op"), _relink_of("message")
-    terms = _relink_of("Terms")(endpoint="publish:s", connector_size=1, connector_transactions=True)
+    operation, op, message = _relink_of("operation"), relink.Op, _relink_of("message")
+    terms = relink.Terms(endpoint="publish:s", connector_size=1, connector_transactions=True)
     yield "```text"
-    yield from talk.connect(_relink_of("Hello")(terms=terms))
+    yield from talk.connect(relink.Hello(terms=terms))
     for number, payload in enumerate((b"one", b"two")):
         yield from talk.say(message(payload, channels=(5,)).serialize(1), f"message {number} of channel 5", "received")
     yield from talk.say(
@@ -183,8 +223,11 @@ def _transaction() -> Iterator[str]:
 def _subscription() -> Iterator[str]:
     """Subscribe to a stream of two records at a server that is killed after the first; show every byte."""
     talk = _Talk()
-    ack, kinds = _relink_of("ack"), _relink_of("Ack")
-    terms = _relink_of("Terms")(endpoint="subscribe:s@0?seq")
+
+    def consumed(number: int) -> bytes:
+        return relink.Acknowledgement(kind=relink.Ack.CONSUMED, channels=(0,), number=number).serialize(0)
+
+    terms = relink.Terms(endpoint="subscribe:s@0?seq")
     talk.server.publish("s", b"one", b"two")
     yield "```text"
     begun = (
@@ -194,16 +237,16 @@ def _subscription() -> Iterator[str]:
         "message 1: record 1;",
         "message 2:",
     )
-    yield from talk.connect(_relink_of("Hello")(terms=terms), *begun, "record 2")
+    yield from talk.connect(relink.Hello(terms=terms), *begun, "record 2")
     epoch, link_id = unpack_from("<QQ", talk.answer)
-    pong = _relink_of("PONG").serialize()
-    yield from talk.say(pong + ack(kinds.CONSUMED, 0, 1).serialize(0), "pong; consumed up to message 1")
+    pong = relink.PONG.serialize()
+    yield from talk.say(pong + consumed(1), "pong; consumed up to message 1")
     talk.server.restart()
     yield "-- the server is killed and started again; the connector resumes its link"
-    yield from talk.connect(_relink_of("Hello")(terms=terms, epoch=epoch, link_id=link_id), "resume")
-    report = ack(kinds.CONSUMED, 0, 1).serialize(0) + _relink_of("RESUME").serialize()
+    yield from talk.connect(relink.Hello(terms=terms, epoch=epoch, link_id=link_id), "resume")
+    report = consumed(1) + relink.RESUME.serialize()
     yield from talk.say(report, "the report, consumed up to 1; resume", "message 2 again: record 2")
-    yield from talk.say(ack(kinds.CONSUMED, 0, 2).serialize(0), "consumed up to message 2")
+    yield from talk.say(consumed(2), "consumed up to message 2")
     talk.server.registry.close()
     yield "```"
 

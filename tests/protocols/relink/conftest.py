@@ -53,9 +53,14 @@ class Vector:
 
     packet: Packet
     id_size: int
-    data: bytes
+    text: str  #: the bytes in hexadecimal, with spaces between the fields
     used: bytes
     fields: dict[str, bool] = attrs.field(factory=dict)  #: arguments of serialize()
+
+    @property
+    def data(self) -> bytes:
+        """Return the bytes."""
+        return bytes.fromhex(self.text)
 
 
 @attrs.define
@@ -64,9 +69,11 @@ class Specified:
 
     data: bytes = b""
     used: bytes = b""
+    fields: list[str] = attrs.field(factory=list)
 
     def put(self, data: bytes, used: bytes | None = None) -> None:
         self.data += data
+        self.fields += [data.hex()] * bool(data)
         self.used += b"\xff" * len(data) if used is None else used
 
     def align(self, size: int) -> None:
@@ -118,7 +125,7 @@ class Specified:
 def specified(packet: Packet, id_size: int, **fields: bool) -> Vector:
     made = Specified()
     made.packet(packet, id_size, **fields)
-    return Vector(packet=packet, id_size=id_size, data=made.data, used=made.used, fields=fields)
+    return Vector(packet=packet, id_size=id_size, text=" ".join(made.fields), used=made.used, fields=fields)
 
 
 def operation(kind: Op, channel: int = 0, number: int | None = None) -> Operation:
