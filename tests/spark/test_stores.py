@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.error import HTTPError
 
@@ -28,6 +32,7 @@ from fyrehose.spark.lake import Lake
 from fyrehose.spark.stores import LakeStore
 
 Opener = Callable[..., Any]
+ARCHIVE = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", "--engine", "local"]
 
 
 def stored(lake: str, server: str | None = None) -> list[tuple[str, int, bytes]]:
@@ -181,3 +186,43 @@ def test_store_that_fails_is_not_taken_for_a_damaged_file(
             JournalError, match=r"failed: Generic S3 error client error \(Connect\); see AWS_ENDPOINT_URL"
         ):
             read()
+
+
+def start(journal: Any, lake: str) -> subprocess.Popen[bytes]:
+    options = ["--server", journal.directory.name, "--follow", "--every", "50ms", "--round", "20K"]
+    return subprocess.Popen([*ARCHIVE, str(journal.directory), lake, *options], stdout=subprocess.DEVNULL)
+
+
+def rounds_of(lake: str) -> int:
+    found = Lake.at(lake).table
+    return 0 if found is None else found.version()
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.timeout(600)
+def test_two_servers_archive_into_one_object_store_while_they_are_killed(
+    written: Opener, bucket: str, ladder: Callable[[int, int], int]
+) -> None:
+    """Two kills in ``make test``, 20 in ``make torture``."""
+    journals, lake, dice = [written("one"), written("other")], f"{bucket}/lake", Random(5)
+    archive(None, str(journals[0].directory), lake, server="one")
+    running = [start(journal, lake) for journal in journals]
+    for _ in range(ladder(2, 20)):
+        before, deadline = rounds_of(lake), time.monotonic() + 300
+        while rounds_of(lake) < before + 3:
+            assert time.monotonic() < deadline
+            for journal in journals:
+                journal.fill(1)
+        chosen = dice.randrange(2)
+        time.sleep(dice.uniform(0, 0.3))
+        running[chosen].kill()
+        running[chosen].wait()
+        running[chosen] = start(journals[chosen], lake)
+    time.sleep(1)
+    for process in running:
+        process.kill()
+        process.wait()
+    for journal in journals:
+        archive(None, str(journal.directory), lake, server=journal.directory.name)
+        assert journal.faults(stored(lake, journal.directory.name)) == []
