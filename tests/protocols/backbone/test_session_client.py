@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -32,6 +33,7 @@ from fyrehose.protocols.backbone.session import (
     Found,
     JournalReplaced,
     PushConfirmed,
+    PushTimedOut,
 )
 from fyrehose.records import LAST_SEQ, Run
 
@@ -262,7 +264,8 @@ def test_records_from_other_peers_are_accepted_only_if_they_were_requested() -> 
     for seq in (1, 2, 3, 4):
         assert causes(bench.receive(Deliver(seq=seq, data=b"forged"), source=PEER)) == ["not-requested"]
     bench.tick(0.03)
-    assert delivered(bench.receive(Deliver(seq=2, data=b"2"), source=PEER)) == [(2, b"2"), (3, b"3")]
+    train = b"".join(Deliver(seq=seq, data=b"%d" % seq).serialize() for seq in (2, 3))
+    assert delivered(bench.session.receive_datagrams(train, 10, PEER, bench.now)) == [(2, b"2"), (3, b"3")]
 
 
 def test_request_rate_is_bounded() -> None:
@@ -436,6 +439,17 @@ def test_invalid_pushes_are_refused() -> None:
 # Other datagrams.
 
 
+def test_push_times_out_when_it_is_due_or_is_abandoned() -> None:
+    bench = joined(timeout=0.5)
+    bench.session.push(b"a", "a")
+    bench.tick()
+    assert bench.session.next_due(bench.now) == bench.now + 0.5
+    assert bench.tick(0.5) == [PushTimedOut(handle="a")]
+    bench.session.push(b"b", "b")
+    assert bench.session.abandon() == [PushTimedOut(handle="b")]
+    assert bench.session.pushes.idle
+
+
 def test_server_datagrams_are_ignored_by_clients() -> None:
     bench = joined()
     for frame in (Push(data=b"x"), Request(address=SELF, first=1, last=2), Deliver(seq=0, data=b"zero")):
@@ -455,6 +469,19 @@ def test_batch_of_delivers_is_one_run() -> None:
 
 
 # Another journal.
+
+
+def test_record_that_comes_again_is_suspicious_once_it_was_known_six_keepalives_ago() -> None:
+    """Before that, a datagram may have come twice."""
+    bench, asked = joined(), list[bool]()
+    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=2, data=b"2"))
+    for _ in range(8):
+        bench.receive(Deliver(seq=1, data=b"1"))
+        bench.tick()
+        asked.append((Request(address=SENDER, first=2, last=2), SERVER) in bench.sent())
+        bench.tick(1.0)
+        bench.receive(*(KeepAliveAck(token=frame.token) for frame in keep_alives(bench)))
+    assert asked.index(True) == 6
 
 
 class Backbone:
@@ -517,7 +544,7 @@ def behind_twenty_records(**options: object) -> Bench:
         (behind_twenty_records, 5, 3.0, [6]),
         (behind_twenty_records, 0, 20.0, [1, 2, 3]),
         (with_twenty_records, 20, 8.0, [5]),
-        (lambda: joined(after=20), 5, 1.0, [5]),
+        (partial(joined, 20), 5, 1.0, [5]),
     ],
     ids=[
         "after a loss",
@@ -527,9 +554,9 @@ def behind_twenty_records(**options: object) -> Bench:
     ],
 )
 def test_client_is_told_of_another_journal_and_reads_it_from_its_start(
-    make: Callable[[], Bench], end: int, seconds: float, published: list[int]
+    make: Callable[..., Bench], end: int, seconds: float, published: list[int]
 ) -> None:
-    server = Backbone(make(), end=end)
+    server = Backbone(make(store=1 << 20), end=end)
     server.run(seconds)
     assert server.restarts == []
     server.publish(*published)
@@ -537,7 +564,11 @@ def test_client_is_told_of_another_journal_and_reads_it_from_its_start(
     last = published[-1]
     assert server.restarts == [JournalReplaced(end=last, highest=20)]
     server.publish(last + 1, last + 2)
-    assert delivered(server.events) == [(seq, b"new %d" % seq) for seq in range(1, last + 3)]
+    records = [(seq, b"new %d" % seq) for seq in range(1, last + 3)]
+    assert delivered(server.events) == records
+    server.bench.receive(Forward(address=PEER, first=1, last=99))
+    stored = [(frame.seq, frame.data) for frame, _ in server.bench.sent() if isinstance(frame, Deliver)]
+    assert stored == records, "other clients get no record of the old journal"
 
 
 @pytest.mark.parametrize(("end", "oldest"), [(20, 1), (25, 1), (20, 21), (25, 23)])
