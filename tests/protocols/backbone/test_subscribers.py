@@ -89,8 +89,8 @@ def test_table_agrees_with_a_model_of_its_clients() -> None:
             ]
             assert len(table) == sum(each.flags != QUIET for each in clients.values())
             found_clients = {at: table.find(at, now) for at in map(client, range(4))}
-            assert {at: (each.flags, each.credit) for at, each in found_clients.items() if each} == {
-                at: (each.flags, each.credit) for at, each in clients.items()
+            assert {at: (each.flags, each.credit, each.trusted) for at, each in found_clients.items() if each} == {
+                at: (each.flags, each.credit, at[1] % 2 == 0) for at, each in clients.items()
             }
 
 
@@ -135,7 +135,7 @@ def test_full_table_refuses_new_clients_and_keeps_its_own() -> None:
     assert joined(table, client(2), Flags.NONE, 0.0)
     assert not joined(table, client(3), Flags.NONE, 0.0)
     assert joined(table, client(1), Flags.NONE, 1.0)
-    assert joined(table, client(4), Flags.NOSUBSCRIBE | Flags.NOJOURNAL, 1.0)  # wants nothing, needs no place
+    assert all(joined(table, client(number), QUIET, 1.0) for number in (4, 7, 8)), "they need no place"
     assert not joined(table, client(3), Flags.NONE, 5.0)
     assert joined(table, client(3), Flags.NONE, 5.1)  # client 2 has gone
     assert len(table) == 2
