@@ -70,6 +70,7 @@ class Bench:
         events = self.session.tick(self.now)
         new = self.session.data_to_send()
         assert pushing or self.now >= due or not (events or new), f"due at {due:g}, and done at {self.now:g}"
+        assert self.session.next_due(self.now) > self.now, "the owner's timer would loop"
         self._trains += new
         return events
 
