@@ -165,17 +165,6 @@ def test_a_leader_acknowledges_messages_that_are_synced_and_accepted() -> None:
     assert role.mark == 3
 
 
-def test_an_accepted_append_is_confirmed_when_all_before_it_are() -> None:
-    role = leader(most=3)
-    role.append(0, whole(b"abc", b"def"))
-    role.was_synced(6)
-    first, second = appends(role)
-    role.accepted(second, 3)
-    assert role.mark == 0
-    role.accepted(first, 2)
-    assert role.mark == 6
-
-
 def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> None:
     role = leader()
     role.append(0, whole(b"abc"))
@@ -184,17 +173,6 @@ def test_an_append_that_was_accepted_at_another_number_is_not_confirmed() -> Non
     role.accepted(entry, 9)
     assert actions(role) == [LookAt(2)]
     assert role.mark == 0
-
-
-def test_a_refused_append_that_is_there_nevertheless_is_confirmed() -> None:
-    role = leader()
-    role.append(0, whole(b"abc"))
-    role.was_synced(3)
-    (entry,) = appends(role)
-    role.refused(entry, 2, 1)
-    assert actions(role) == [LookAt(2)]
-    role.found(2, entry)
-    assert role.mark == 3
 
 
 def test_a_leader_steps_down_when_another_leaders_entry_has_the_expected_number() -> None:
@@ -255,19 +233,6 @@ def test_a_leader_renumbers_appends_in_flight_behind_an_entry_that_does_not_coun
     assert actions(role) == [Append(second, 4, 4)]
     role.accepted(second, 5)
     assert (role.applied, role.position, role.pending) == (5, 6, False)
-
-
-def test_an_answer_to_an_append_with_an_old_number_confirms_nothing() -> None:
-    role = leader()
-    role.append(0, whole(b"abc"))
-    (first,) = appends(role)
-    role.found(2, data(0, 0, b"late"))
-    role.take()
-    role.accepted(first, 2)
-    assert role.pending
-    assert actions(role) == []
-    role.accepted(first, 3)
-    assert not role.pending
 
 
 def test_a_candidate_tries_again_behind_an_entry_that_does_not_count() -> None:

@@ -169,9 +169,7 @@ def test_shared_work_continues_at_the_next_leader(cluster: Cluster) -> None:
     assert settle(cluster, old, 1, 1, (1, 1)) == []
     cluster.settle()
     cluster.hub.away.add(old.name)
-    cluster.run(30, until=lambda: len(cluster.leaders) == 2)
-    new = next(server for server in cluster.leaders if server is not old)
-    cluster.run(1, until=lambda: new.journal.state is JournalState.WRITABLE)
+    new = cluster.elect_other(old)
     shared = new.broker.named.find("work")
     assert shared.pool.before == 1
     assert settle(cluster, new, 2, 2, (1, 1)) == [], "the worker that has it settles it there"
