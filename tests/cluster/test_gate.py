@@ -364,17 +364,10 @@ def test_a_follower_refuses_retirements_and_says_why(follower: Member) -> None:
     assert "follows" in str(refused[0])
 
 
-def test_a_suspended_leader_releases_what_it_has_accepted(leader: Member) -> None:
-    appended = leader.append(b"one")
-    leader.gate.suspend("the shared log does not answer")
-    assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
-    leader.gate.release(leader.position())
-    assert appended.called
-
-
 def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(leader: Member) -> None:
     appended = leader.append(b"one")
     leader.gate.suspend("the shared log does not answer")
+    assert leader.states[1:] == [(JournalState.READ_ONLY, "the shared log does not answer")]
     leader.clock.pump([1] * 5)
     assert (leader.let_go, appended.called) == (["the shared log does not answer"], False)
     leader.gate.release(leader.position())
@@ -416,8 +409,11 @@ def test_a_retirement_waits_for_its_release(leader: Member, follower: Member) ->
     leader.append(b"one")
     leader.gate.release(leader.position())
     results: list[Any] = []
+    synced: list[int] = []
+    leader.gate.on_synced = synced.append
     leader.journal.retire(["s"]).addBoth(results.append)
     assert (results, leader.journal.ends()) == ([], {"s": 1})
+    assert synced == [leader.position()]
     leader.gate.release(leader.position())
     assert results == [None]
     leader.send(follower)
@@ -597,15 +593,6 @@ def test_a_leader_that_cannot_write_an_append_says_so_once(
     waits = leader.append(b"x")
     assert ([each for each, _ in leader.states[1:]], waits.called) == ([state], False)
     assert len(logged_errors.take()) == logged
-
-
-def test_the_position_of_a_synced_retirement_is_reported_at_once(leader: Member) -> None:
-    leader.append(b"one")
-    leader.gate.release(leader.position())
-    told: list[int] = []
-    leader.gate.on_synced = told.append
-    leader.journal.retire(["s"]).addErrback(lambda _: None)
-    assert told == [leader.position()]
 
 
 def test_a_segment_begins_when_the_release_comes_while_the_writer_thread_gives_up(

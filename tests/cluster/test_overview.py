@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.members import Members
@@ -29,34 +33,27 @@ def role(name: str, position: int = 0, state: State = State.FOLLOWER) -> Role:
 
 
 class TestGrowth:
-    def test_a_server_with_the_whole_journal_lacks_nothing(self) -> None:
-        growth = Growth()
-        growth.note(100, 0, 1.0)
-        assert growth.since(100, 50.0) == (0, 0.0)
-        growth.note(300, 20, 60.0)
-        assert growth.since(300, 61.0) == (0, 0.0)
-        assert growth.since(301, 61.0) == (0, 0.0)
-
-    def test_time_counts_from_when_the_first_missing_record_was_there(self) -> None:
-        growth = Growth()
-        growth.note(100, 0, 1.0)
-        growth.note(300, 20, 60.0)
-        growth.note(400, 25, 62.0)
-        assert growth.since(100, 63.0) == (25, 3.0)
-        assert growth.since(300, 63.0) == (5, 1.0)
-
-    def test_records_between_two_samples_are_estimated_and_at_least_one(self) -> None:
-        growth = Growth()
-        growth.note(100, 0, 1.0)
-        growth.note(300, 20, 60.0)
-        assert growth.since(200, 63.0) == (10, 3.0)
-        assert growth.since(299, 63.0) == (1, 3.0)
-
-    def test_the_lag_from_before_all_samples_is_unknown(self) -> None:
-        growth = Growth()
-        assert growth.since(0, 1.0) == (None, None)
-        growth.note(100, 0, 1.0)
-        assert growth.since(99, 1.0) == (None, None)
+    @given(st.lists(st.tuples(st.integers(-1, 40), st.integers(0, 9), st.integers(0, 9)), max_size=8))
+    def test_lag_counts_from_the_first_later_sample_and_records_between_two_are_estimated(
+        self, steps: list[tuple[int, int, int]]
+    ) -> None:
+        """At least one record is lacking if a byte is."""
+        growth, samples, position, records, now = Growth(), list[tuple[int, int, float]](), 100, 0, 1.0
+        for size, count, seconds in steps:
+            position, records, now = position + size, records + count, now + seconds
+            growth.note(position, records, now)
+            if size > 0 or not samples:
+                samples.append((position, records, now))
+            position = samples[-1][0]
+        for at in range(95, position + 2):
+            later = [sample for sample in samples if sample[0] > at]
+            before = [sample for sample in samples if sample[0] <= at]
+            expected: Any = (None, None) if not before else (0, 0.0)
+            if before and later:
+                (end, after, time), (begin, until, _) = later[0], before[-1]
+                lacking = samples[-1][1] - after + ceil(Fraction((after - until) * (end - at), end - begin))
+                expected = lacking, now + 5.0 - time
+            assert growth.since(at, now + 5.0) == expected, f"at {at} of {samples}"
 
     def test_a_long_history_is_thinned_and_keeps_its_first_and_its_last_samples(self) -> None:
         growth = Growth()
