@@ -30,7 +30,9 @@ def three(tmp_path: Path) -> Iterator[Cluster]:
         made.add(name)
     made.elect()
     made.run(3)
-    assert sorted(listed(made).names) == ["a", "b", "c"]
+    members = listed(made)
+    assert sorted(members.names) == ["a", "b", "c"], "the first servers become members by themselves"
+    assert (members.places, members.version) == (0, 3)
     yield made
     for server in made.servers.values():
         if server.up:
@@ -57,12 +59,6 @@ def ask(cluster: Cluster, kind: ChangeKind, name: str = "", by: str = "") -> Non
         if request.apply(members) == members:
             return
     raise AssertionError(f"{request} was not done")
-
-
-def test_the_first_servers_become_members_by_themselves(three: Cluster) -> None:
-    members = listed(three)
-    assert members.places == 0
-    assert members.version == 3
 
 
 def test_a_server_that_was_added_follows_and_is_waited_for(three: Cluster, log_lines: list[str]) -> None:

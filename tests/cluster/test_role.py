@@ -425,33 +425,6 @@ def test_a_shared_log_that_begins_with_data_is_not_followed() -> None:
     assert role.state is State.STOPPED
 
 
-def test_the_shared_log_is_purged_when_every_other_member_has_it_on_disk() -> None:
-    role = leader()
-    role.append(0, whole(b"abc"))
-    role.accepted(data(1, 0, b"abc", ME), 2)
-    role.add_checkpoint()
-    role.add_checkpoint()  # one at a time
-    assert appends(role)[1:] == [checkpoint(1, 3)]
-    role.accepted(checkpoint(1, 3), 3)
-    everybody = Members(2, ("me", "b", "c"))
-    assert role.change_members(everybody)
-    role.accepted(listed(3, everybody), 4)
-    role.take()
-    role.purge({"b": 3, "c": 3})
-    assert actions(role) == []  # not synced here
-    role.was_synced(3)
-    role.noted(3)
-    for others in ({}, {"b": 3}, {"b": 3, "c": 2}, {"b": 3, "d": 3}):
-        role.purge(others)
-        assert actions(role) == []
-    role.purge({"b": 3}, absent=["b", "c"])
-    assert actions(role) == []  # it is on one disk
-    role.purge({"b": 3, "c": 2}, absent=["c"])
-    assert actions(role) == [Purge(3)]
-    role.purge({"b": 4, "c": 4})
-    assert actions(role) == []
-
-
 def test_nothing_is_purged_while_the_members_change() -> None:
     role = leader()
     two, three = Members(2, ("me", "b")), Members(3, ("me", "b", "c"))
@@ -467,20 +440,6 @@ def test_nothing_is_purged_while_the_members_change() -> None:
     role.accepted(listed(0, three), 4)
     role.purge({"b": 3}, absent=["c"])
     assert Purge(3) in actions(role)
-
-
-def test_a_leader_that_was_removed_purges_nothing() -> None:
-    role = leader()
-    role.add_checkpoint()
-    role.accepted(checkpoint(1, 0), 2)
-    role.noted(0)
-    others = Members(2, ("b", "c"))
-    role.change_members(others)
-    role.accepted(listed(0, others), 3)
-    role.take()
-    assert not role.admitted
-    role.purge({"b": 3, "c": 3})
-    assert actions(role) == []
 
 
 def test_trimmed_entries_have_to_be_on_two_members() -> None:
@@ -508,6 +467,8 @@ def test_only_one_change_of_the_members_is_under_way() -> None:
     assert role.members == two
     assert role.change_members(three)
     assert appends(role) == [listed(0, three)]
+    assert role.add_checkpoint()
+    assert not role.add_checkpoint(), "one at a time, too"
 
 
 def test_a_follower_does_not_change_the_members() -> None:

@@ -171,6 +171,8 @@ class Lead:
     def append(self) -> None:
         self.world.role.append(self.world.role.position, whole(b"x"))
         self.world.answer()
+
+    def note(self) -> None:
         self.world.role.noted(self.world.role.position)
 
     def wait(self) -> None:
@@ -179,7 +181,8 @@ class Lead:
     def change(self) -> None:
         members, count = self.world.role.members, self.dice.randint(1, 4)
         names = self.dice.sample(self.NAMES, count)
-        names.insert(self.dice.randint(0, count), "a")
+        if self.dice.random() < 0.9 or count == 1:  # a leader that was removed leads on for a moment
+            names.insert(self.dice.randint(0, count), "a")
         self.world.change_members(Members(members.version + 1, tuple(names), self.dice.choice([0, 0, 1, 2])))
 
     def lead_again(self) -> None:
@@ -224,6 +227,7 @@ class Lead:
             number
             for number in checkpoints
             if waited and not patient and all(self.reported.get(name, 0) >= number for name in waited)
+            if number <= role.reported and "a" in role.members.names
         ]
         due = not checkpoints and role.applied > self.marked + 1
         self.marked = role.applied if due else self.marked
@@ -240,10 +244,9 @@ class Lead:
         for action in actions:
             if isinstance(action, Append):
                 role.accepted(action.entry, action.expect + 1)
-        role.noted(role.position)
 
     def step(self, log_lines: list[str]) -> None:
-        often = [self.hear] * 5 + [self.append] * 2 + [self.trim] * 4 + [self.wait, self.change]
+        often = [self.hear] * 5 + [self.append, self.note] * 2 + [self.trim] * 4 + [self.wait, self.change]
         often += [lambda: self.measure(log_lines)] * 2
         (self.lead_again if self.dice.random() < 0.03 else self.dice.choice(often))()
 
