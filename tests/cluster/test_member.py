@@ -27,7 +27,7 @@ from fyrehose.cluster.members import ChangeKind, MemberChange
 from fyrehose.cluster.replicated import replicated
 from fyrehose.cluster.role import State
 from fyrehose.cluster.settings import ReplicationSettings
-from fyrehose.cluster.shared_log import EntryRange, Unavailable
+from fyrehose.cluster.shared_log import EntryRange
 from fyrehose.errors import ConfigError, Following, JournalUnreachable, OutcomeUnknown, ReadOnly
 from fyrehose.interfaces import JournalState
 from fyrehose.journal import scan
@@ -39,7 +39,7 @@ from fyrehose.journal.writer import SyncFailed, Writer
 from fyrehose.records import Run
 from fyrehose.server.journal_copy import copy_journal
 from fyrehose.testing.sinks import RecordingSink
-from tests.doubles.shared_log import Hub, MemoryLog
+from tests.doubles.shared_log import Hub
 
 
 @attrs.define(eq=False, repr=False)
@@ -356,9 +356,7 @@ def test_a_journal_of_another_cluster_of_the_same_length_is_refused(
 ) -> None:
     other = Cluster(tmp_path / "other")
     for each in (cluster, other):
-        for name in "abc":
-            each.add(name)
-        each.elect().publish(b"mine" if each is cluster else b"them")
+        each.elect("abc").publish(b"mine" if each is cluster else b"them")
         each.settle()
     for server in other.servers.values():
         server.stop()
@@ -472,9 +470,7 @@ def test_a_server_that_takes_over_has_applied_all_entries(cluster: Cluster) -> N
 def leader_alone(cluster: Cluster) -> Server:
     """Return the leader of a cluster that has no other member."""
     cluster.members = 1
-    leader = cluster.add("a")
-    assert cluster.elect() is leader
-    return leader
+    return cluster.elect("a")
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -501,8 +497,7 @@ def test_a_leader_refuses_messages_while_the_shared_log_does_not_answer(cluster:
 def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log(
     cluster: Cluster, logged_errors: list[Any]
 ) -> None:
-    leader = cluster.add("a")
-    cluster.elect()
+    leader = cluster.elect("a")
     cluster.run(1)
     told: list[JournalState] = []
     leader.broker.watch = lambda state, reason: told.append(state)
@@ -518,8 +513,7 @@ def test_a_leader_whose_disk_fails_ends_although_appends_wait_for_the_shared_log
 def test_a_leader_whose_disk_fails_while_it_stops_is_closed(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, logged_errors: list[Any]
 ) -> None:
-    leader = cluster.add("a")
-    cluster.elect()
+    leader = cluster.elect("a")
     cluster.run(1)
 
     def fails(writer: Writer) -> int:
@@ -616,8 +610,7 @@ def trimmed(cluster: Cluster) -> Server:
 
 def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full(cluster: Cluster) -> None:
     cluster.log_limit = 1
-    leader = cluster.add("a")
-    assert cluster.elect() is leader
+    leader = cluster.elect("a")
     leader.publish(b"1")
     cluster.run(10)
     assert leader.acknowledged == [b"1"]
@@ -631,32 +624,6 @@ def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full
     leader.publish(b"3")
     cluster.run(1)
     assert leader.acknowledged == [b"1", b"3"]
-
-
-def test_each_reason_why_the_shared_log_is_of_no_use_is_logged_once_until_it_answers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
-) -> None:
-    """The stream was deleted: appends fail for one reason, and the request for the extent of the log for another."""
-
-    def fail(why: str) -> Callable[..., Deferred[Any]]:
-        return lambda log, *_: deferLater(log.hub.clock, 0.01, raise_unavailable, why)
-
-    def logged(why: str) -> int:
-        return sum(line.endswith(f"replication: {why}") for line in log_lines)
-
-    cluster.members = 1
-    leader = cluster.add("a")
-    assert cluster.elect() is leader
-    cluster.run(1)
-    for time in (1, 2):
-        with monkeypatch.context() as patched:
-            patched.setattr(MemoryLog, "append", fail("nobody takes it"))
-            patched.setattr(MemoryLog, "extent", fail("no stream"))
-            leader.publish(b"%d" % time)
-            cluster.run(10)
-        cluster.run(5)
-        assert len(leader.acknowledged) == time
-        assert (logged("nobody takes it"), logged("no stream")) == (time, time)
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -682,10 +649,6 @@ def test_a_leader_that_is_about_to_stop_waits_a_while_for_the_shared_log(cluster
     assert leader.acknowledged == [b"1"] * answers + [b"3"]
 
 
-def raise_unavailable(why: str) -> None:
-    raise Unavailable(why)
-
-
 def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
     leader = trimmed(cluster)
     for server in cluster.servers.values():
@@ -696,15 +659,6 @@ def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
     cluster.run(1)
     cluster.settle()
     assert new.read() == leader.acknowledged
-
-
-def test_a_server_opens_its_journal_although_the_shared_log_does_not_answer(cluster: Cluster) -> None:
-    leader = trimmed(cluster)
-    other = next(server for server in cluster.servers.values() if server is not leader)
-    other.stop()
-    cluster.hub.away.add(other.name)
-    other.start()
-    assert other.read() == leader.acknowledged
 
 
 def lose_the_shared_log(cluster: Cluster) -> None:
@@ -825,8 +779,7 @@ def test_a_server_that_is_to_be_opened_again_does_not_take_over(cluster: Cluster
 
 
 def test_a_leader_accepts_nothing_and_opens_again_when_the_shared_log_has_lost_entries(cluster: Cluster) -> None:
-    cluster.add("a")
-    leader = cluster.elect()
+    leader = cluster.elect("a")
     leader.publish(b"x")
     cluster.settle()
     cluster.hub.entries.pop()

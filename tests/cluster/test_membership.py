@@ -123,13 +123,6 @@ def test_a_leader_that_was_removed_hands_over_and_ends(three: Cluster, logged_er
     assert leader.name not in role_of(new).members.names
 
 
-def test_a_server_that_is_no_member_ends_with_advice(three: Cluster, logged_errors: list[Any]) -> None:
-    stranger = three.servers["d"] = Server(three, "d").start()
-    three.run(10, until=lambda: stranger.journal.state is JournalState.FAILED)
-    assert "run `fyrehose cluster add d`" in str(logged_errors[0]["log_failure"])
-    logged_errors.clear()
-
-
 def test_a_change_outlives_the_leader_that_has_appended_it(three: Cluster) -> None:
     leader = three.elect()
     ask(three, ChangeKind.ADD, "d")

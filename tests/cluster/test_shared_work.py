@@ -118,9 +118,7 @@ class Pool:
 
 def begin(cluster: Cluster, records: int, lease: int = LEASE) -> Server:
     """Start three servers, and share a stream with so many records."""
-    for name in "abc":
-        cluster.add(name)
-    leader = cluster.elect()
+    leader = cluster.elect("abc")
     leader.broker.publish([Run.of("jobs", [b"%d" % seq for seq in range(1, records + 1)], source="t")])
     created: list[Any] = []
     options = SubscriptionOptions(stream="jobs", lease=lease, limit=0, window=8)

@@ -7,7 +7,6 @@ import pytest
 from fyrehose.cluster.members import ChangeKind, MemberChange
 from fyrehose.cluster.role import State
 from fyrehose.cluster.succession import SLOW_LOOKS, SLOW_S
-from fyrehose.errors import ReadOnly
 
 from .test_member import Cluster, Server
 
@@ -61,23 +60,6 @@ def test_publishes_under_way_are_acknowledged_before_the_lead_moves(cluster: Clu
     assert leader.acknowledged == [b"%d" % number for number in range(20)]
     leader.publish(b"refused")
     assert leader.refused
-
-
-def test_a_leader_that_is_about_to_hand_over_refuses_publishes_whatever_the_shared_log_answers(
-    cluster: Cluster,
-) -> None:
-    leader = cluster.elect("abc")
-    cluster.run(2)
-    leader.publish(b"under way")
-    leader.journal.gate.hold("it hands over")
-    cluster.run(1, until=lambda: bool(leader.acknowledged))
-    leader.publish(b"refused")
-    (refused,) = leader.refused
-    assert isinstance(refused, ReadOnly)
-    leader.journal.gate.unhold()
-    leader.publish(b"accepted")
-    cluster.run(1, until=lambda: len(leader.acknowledged) == 2)
-    assert leader.acknowledged == [b"under way", b"accepted"]
 
 
 def test_a_server_that_has_much_to_replay_does_not_take_over(cluster: Cluster) -> None:
