@@ -14,6 +14,7 @@ from nats.js.errors import APIError
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 
 from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
@@ -150,33 +151,20 @@ class TestWithRealServers:
 
         return run(test)
 
-    def test_messages_of_one_server_reach_the_others(self, run: Run, nodes: NatsNodes) -> Any:
+    def test_messages_and_requests_of_operators_reach_the_servers(self, run: Run, nodes: NatsNodes) -> Any:
         async def test(log: JetStreamLog) -> None:
-            heard: list[bytes] = []
+            heard, asked = list[bytes](), list[bytes]()
             other = JetStreamLog(reactor, nodes.urls, log.name)
-            await patiently(lambda: other.open(heard.append))
+            await patiently(lambda: other.open(heard.append, None, asked.append))
             try:
-                while not heard:
+                while not (heard and asked):
                     log.say(b"here I am")
-                    await deferLater(reactor, 0.05)
-            finally:
-                await other.close()
-            assert heard[0] == b"here I am"
-
-        return run(test)
-
-    def test_requests_of_operators_reach_the_servers(self, run: Run, nodes: NatsNodes) -> Any:
-        async def test(log: JetStreamLog) -> None:
-            asked: list[bytes] = []
-            other = JetStreamLog(reactor, nodes.urls, log.name)
-            await patiently(lambda: other.open(lambda message: None, None, asked.append))
-            try:
-                while not asked:
                     log._ask(log._client.publish(subject_of(log.name, "members"), b"add a server"), answers=False)
                     await deferLater(reactor, 0.05)
             finally:
                 await other.close()
-            assert asked[0] == b"add a server"
+            assert {*heard} == {b"here I am"}
+            assert {*asked} == {b"add a server"}
 
         return run(test)
 
@@ -286,13 +274,7 @@ class TestWithRealServers:
                 await stream.update_stream(config)
                 await client.close()
 
-            import asyncio
-            import threading
-
-            done = threading.Thread(target=lambda: asyncio.run(spoil()))
-            done.start()
-            while done.is_alive():
-                await deferLater(reactor, 0.05)
+            await deferToThread(asyncio.run, spoil())
             with pytest.raises(ConfigError, match="deletes messages by itself"):
                 await patiently(log.open, lambda message: None)
 

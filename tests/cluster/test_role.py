@@ -93,15 +93,11 @@ def test_a_takeover_is_an_append_under_the_condition_that_nothing_was_added() ->
     assert role.leader == ME
 
 
-def test_a_server_that_has_not_applied_everything_does_not_take_over() -> None:
-    role = follower()
-    assert not role.take_over(2)
-
-
-def test_a_server_that_has_not_synced_everything_does_not_take_over() -> None:
+def test_a_server_that_has_not_applied_and_synced_everything_does_not_take_over() -> None:
     role = follower(data(1, 0, b"abc"))
-    assert not role.take_over(2)
+    assert not role.take_over(2), "the last entry is not on disk here"
     role.was_synced(3)
+    assert not role.take_over(3), "there is another entry"
     assert role.take_over(2)
 
 
@@ -469,10 +465,7 @@ def test_only_one_change_of_the_members_is_under_way() -> None:
     assert appends(role) == [listed(0, three)]
     assert role.add_checkpoint()
     assert not role.add_checkpoint(), "one at a time, too"
-
-
-def test_a_follower_does_not_change_the_members() -> None:
-    assert not Role(ME, 0).change_members(FOUNDED)
+    assert not Role(ME, 0).change_members(FOUNDED), "a follower changes nothing"
 
 
 def test_a_checkpoint_carries_the_members_that_apply_at_its_number() -> None:
