@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 from fyrehose.cluster.entries import EntryKind, EntryWriter, LogEntry
 from fyrehose.cluster.filling import ALONE, Filler, waits
 from fyrehose.cluster.peers import Peers
+from fyrehose.cluster.role import Role
 from fyrehose.cluster.settings import ReplicationSettings
 from fyrehose.errors import ConfigError, JournalCorrupt, JournalError
 from fyrehose.journal.follower import REPLICA
@@ -179,6 +180,9 @@ def test_only_a_server_with_the_longest_journal_begins_a_shared_log() -> None:
     assert "a has a longer journal" in waits(40, False, others, ALONE)
     assert waits(50, False, others, ALONE) == ""
     assert "fyrehose cluster reseed" in waits(50, True, others, ALONE)
+    own, stray = (Role(EntryWriter(name, 2), 8, identity=name.encode() * 16) for name in "cd")
+    others.hear(Peers(ReplicationSettings(name="d"), 2).pack(stray, False, now=0.0), 1.0, own)
+    assert "d has another journal" in waits(50, False, others, ALONE)
 
 
 def test_empty_server_begins_a_shared_log_when_it_is_alone_or_all_are_empty() -> None:

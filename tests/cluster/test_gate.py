@@ -151,12 +151,6 @@ class Member:
                 now(follower.journal.apply(position, data))
 
 
-def opened_again(member: Member) -> Member:
-    """Return *member* with another journal and gate, as a server has after it has led."""
-    now(member.journal.close())
-    return Member(member.directory)
-
-
 def now(result: Deferred[Any]) -> Any:
     """Return the result of a Deferred that has fired."""
     found: list[Any] = []
@@ -383,7 +377,8 @@ def test_stepping_down_within_a_commit_keeps_its_batches_that_were_confirmed(mem
     worker.held = False
     worker.settle()
     assert results == []
-    old = opened_again(old)
+    now(old.journal.close())
+    old = Member(old.directory)
     now(new.gate.lead())
     new.append(b"next")
     new.gate.release(new.position())
@@ -507,6 +502,7 @@ def test_a_journal_that_has_failed_says_so_whether_it_follows_or_was_suspended(
 def test_following_another_leader_is_no_change_of_state(follower: Member) -> None:
     follower.gate.follow(0, "c leads")
     assert follower.states == []
+    assert [follower.gate.refuse(why) for why in ("d leads", "d leads", "c leads")] == [True, False, True]
     assert now(follower.journal.retire(["s"]).addErrback(lambda failure: failure.value.args)) == ("c leads",)
 
 

@@ -597,17 +597,6 @@ def test_a_new_server_follows_after_the_journal_of_another_was_copied(cluster: C
     assert new.read() == leader.acknowledged
 
 
-def trimmed(cluster: Cluster) -> Server:
-    """Return the leader of two servers whose shared log does not begin at its first entry any more."""
-    cluster.members = 2
-    cluster.fills = True
-    cluster.member_timeout = 60.0
-    leader = cluster.elect("ab")
-    cluster.publish_five(leader)
-    assert cluster.hub.first > 1
-    return leader
-
-
 def test_a_leader_without_followers_refuses_messages_when_the_shared_log_is_full(cluster: Cluster) -> None:
     cluster.log_limit = 1
     leader = cluster.elect("a")
@@ -639,6 +628,7 @@ def test_a_leader_that_is_about_to_stop_waits_a_while_for_the_shared_log(cluster
     cluster.run(2)
     assert leader.acknowledged == [b"1"] * answers
     cluster.run(2)
+    assert "a" not in cluster.hub.here, "the stop has begun although listeners may wait"
     leader.stop()
     assert [type(error) for error in leader.refused] == [OutcomeUnknown] * (not answers)
     cluster.hub.away.clear()
@@ -650,7 +640,10 @@ def test_a_leader_that_is_about_to_stop_waits_a_while_for_the_shared_log(cluster
 
 
 def test_a_server_waits_for_others_that_start_with_it(cluster: Cluster) -> None:
-    leader = trimmed(cluster)
+    cluster.fills = True
+    leader = cluster.elect_of_two()
+    cluster.publish_five(leader)
+    assert cluster.hub.first > 1, "the shared log was trimmed"
     for server in cluster.servers.values():
         server.stop()
     cluster.clock.callLater(3, lambda: [cluster.servers[name].start() for name in "ab"])

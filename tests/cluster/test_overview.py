@@ -76,14 +76,14 @@ def test_the_leader_says_what_each_server_lacks_also_one_that_is_silent() -> Non
     here, growth = peers("a"), Growth()
     growth.note(100, 0, 1.0)
     growth.note(300, 20, 60.0)
-    heard(here, "c", 100, 2.0)
-    heard(here, "b", 300, 62.9)
+    heard(here, "c", 100, 61.0)
+    heard(here, "b", 300, 62.86)
     found = seen_by_leader(role("a", 300, State.LEADER), here, growth, 63.0)
     assert found == [
         MemberStatus(name="a", role="leader", address="a:1", behind=0, records=0, seconds=0.0),
         MemberStatus(name="b", role="follower", address="b:1", heard=0.1, behind=0, records=0, seconds=0.0),
         MemberStatus(
-            name="c", role="follower", address="c:1", alive=False, heard=61.0, behind=200, records=20, seconds=3.0
+            name="c", role="follower", address="c:1", alive=False, heard=2.0, behind=200, records=20, seconds=3.0
         ),
     ]
     assert parsed(packed(found)) == found
@@ -129,8 +129,8 @@ def test_an_invalid_table_of_a_leader_is_empty(listed: Any) -> None:
 
 
 def test_only_valid_printable_and_bounded_rows_of_a_leaders_table_are_used() -> None:
-    valid = packed([MemberStatus(name="b\x1b[2J", role="follower", behind=1)])
+    valid = packed([MemberStatus(name="b\x1b[2J", role="follower" * 99, behind=1)])
     invalid = {**valid[0], "behind": "much"}
     (found,) = parsed([invalid, *valid])
-    assert found.name == "b?[2J"
+    assert (found.name, len(found.role)) == ("b?[2J", 200)
     assert len(parsed(valid * 1000)) == MOST_PEERS
