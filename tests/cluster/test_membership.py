@@ -241,12 +241,14 @@ class Office:
         self.dice.choice([*steps, self.ask_a_follower])()
 
 
-def test_random_requests_change_the_members_unless_the_last_copies_would_leave() -> None:
+def test_random_requests_change_the_members_unless_the_last_copies_would_leave(log_lines: list[str]) -> None:
     ran: Counter[str] = Counter()
     for seed in range(100):
         office = Office(seed)
         for _ in range(80):
             office.step()
         ran += office.ran
+    made = sum("an operator makes" in line for line in log_lines)
+    assert made == sum(count for name, count in ran.items() if name.startswith("changes")), "each change is logged"
     assert len(ran) == 7, f"a branch never ran: {ran}"
     assert min(ran.values()) > 4, f"a branch hardly ever ran: {ran}"
