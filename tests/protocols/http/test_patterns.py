@@ -56,6 +56,8 @@ def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
         200,
         {"matching": 2, "page": 1, "epoch": "", "streams": [listed]},
     )
+    pages = [world.ask(f"GET /streams?match=logs.*&limit=1&page={page}")[1]["streams"] for page in range(3)]
+    assert [[stream["name"] for stream in page] for page in pages] == [["logs.a"], ["logs.b"], []]
 
 
 PATHS = pytest.mark.parametrize("path", ["/streams?", "/streams/*/live?", "/streams/*?subscription=a&"])

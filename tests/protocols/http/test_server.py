@@ -30,7 +30,7 @@ from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
-from fyrehose.records import Run
+from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import ClientSide, MemoryJournal
 
@@ -149,6 +149,9 @@ def test_post_is_answered_once_the_message_is_durable(make: Make) -> None:
     assert record.producer == "127.0.0.1:5000"
 
 
+TOO_MANY = {"arrayValue": {"values": [{}] * 10_000}}
+
+
 def _logs(*bodies: dict[str, Any]) -> tuple[str, bytes]:
     """Return a header and the body of a POST of OTLP logs with these bodies of log records."""
     sent = {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": body} for body in bodies]}]}]}
@@ -158,7 +161,7 @@ def _logs(*bodies: dict[str, Any]) -> tuple[str, bytes]:
 def test_otlp_logs_are_answered_once_they_are_durable(make: Make) -> None:
     server = make(auto=False, otlp_stream="apps")
     peer = server.connect()
-    head, body = _logs({"stringValue": "one"}, {"arrayValue": {"values": [{}] * 10_000}}, {"intValue": "2"})
+    head, body = _logs({"stringValue": "one"}, TOO_MANY, {"intValue": "2"})
     peer.say("POST /v1/logs", head, body=body)
     assert peer.hear() == b""
     server.journal.commit()
@@ -167,6 +170,8 @@ def test_otlp_logs_are_answered_once_they_are_durable(make: Make) -> None:
     assert server.count("rejected-log-records") == 1
     payloads = [bytes(payload) for run in server.journal.read("apps", 1, 100) for payload in run.payloads()]
     assert payloads == [b'{"body": "one"}', b'{"body": 2}']
+    assert peer.ask("POST /v1/logs", head, body=_logs(TOO_MANY)[1]).status == 200
+    assert server.count("rejected-log-records") == 2, "a body without any other log record counts, too"
 
 
 def test_otlp_logs_need_the_right_to_publish_to_their_stream(make: Make) -> None:
@@ -967,3 +972,20 @@ def test_json_messages_are_values_if_the_request_says_so(make: Make, more: str) 
             *_, event = re.findall(r"data: (.*)", peer.hear().decode())
             assert json.loads(event)["payload"] == found
     assert server.ask("GET /streams/s?payload=xml").status == 400
+
+
+@pytest.mark.parametrize(
+    ("option", "within", "beyond", "said"),
+    [
+        ("longest_wait", (1, 300), (0.5, 301), "longest-wait must be from 1 to 300 s, not "),
+        ("max_payload", (1, MAX_PAYLOAD), (0, MAX_PAYLOAD + 1), "max-payload must be from 1 to 16MiB, not "),
+    ],
+)
+def test_option_of_a_listener_is_within_its_bounds(
+    option: str, within: tuple[int, ...], beyond: tuple[float, ...], said: str
+) -> None:
+    for value in within:
+        assert HttpSettings(**{option: value}).key_header == ""
+    for value in beyond:
+        with pytest.raises(ValueError, match=said):
+            HttpSettings(**{option: value})
