@@ -10,7 +10,9 @@ from threading import Thread
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectionLost
+from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
@@ -53,6 +55,32 @@ class EndingTransport(StringTransport):
         protocol, self.protocol = self.protocol, None
         if protocol is not None:
             protocol.connectionLost(Failure(ConnectionLost()))
+
+
+class EndingEndpoint:
+    """An endpoint that connects in memory, where a test is the server of each connection, and can lose it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.connections: list[tuple[Any, EndingTransport]] = []
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        protocol = factory.buildProtocol(None)
+        transport = EndingTransport(protocol)
+        self.connections.append((protocol, transport))
+        protocol.makeConnection(transport)
+        return succeed(protocol)
+
+    def say(self, data: bytes) -> None:
+        """Let the server, or a proxy, send *data* on the latest connection."""
+        self.connections[-1][0].dataReceived(data)
+
+    def answer(self, status: int, body: bytes = b"{}") -> None:
+        self.say(answer(status, body))
+
+    def lose(self) -> None:
+        self.connections[-1][1].lose()
+        self.clock.pump([1] * 10)
 
 
 @attrs.define(eq=False)

@@ -18,24 +18,16 @@ from fyrehose.net.several import AnyServer
 from fyrehose.protocols.http.acknowledging import MOST_STREAMS, Acknowledger
 from fyrehose.protocols.http.client import HttpTailer
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
-from tests.doubles.answering import EndingTransport
+from tests.doubles.answering import EndingEndpoint, EndingTransport
 from tests.doubles.awkward import NAMES, NOT_UTF8
 
 
-class Bench:
+class Bench(EndingEndpoint):
     """An acknowledger, whose connections are in the test's hands."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
-        self.connections: list[tuple[Any, EndingTransport]] = []
+        super().__init__()
         self.acknowledger = Acknowledger(self.clock, self, "h:1", "a b")  # type: ignore[arg-type]
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        protocol = factory.buildProtocol(None)
-        transport = EndingTransport(protocol)
-        self.connections.append((protocol, transport))
-        protocol.makeConnection(transport)
-        return succeed(protocol)
 
     @property
     def posted(self) -> list[tuple[int, int]]:
@@ -45,12 +37,7 @@ class Bench:
         return [(body["seq"], body["generation"]) for body in bodies]
 
     def answer(self, status: int, body: bytes = b'{"error": "no"}') -> None:
-        head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-        self.connections[-1][0].dataReceived(head + body)
-
-    def lose(self) -> None:
-        self.connections[-1][1].lose()
-        self.clock.pump([1] * 10)
+        super().answer(status, body)
 
 
 @pytest.fixture

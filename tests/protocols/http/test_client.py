@@ -7,8 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import Clock
+from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface.verify import verifyObject
 
@@ -19,32 +18,18 @@ from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.http.client import MOST_EVENT, HttpTailer
 from fyrehose.protocols.http.runs import RunForm
 from fyrehose.records import Run
-from tests.doubles.answering import EndingTransport, proxy
+from tests.doubles.answering import EndingEndpoint, answer, proxy
 from tests.doubles.steps import advance_until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/vnd.fyrehose.runs\r\nTransfer-Encoding: chunked\r\n"
 
 
-class Endpoint:
-    """Connects at once; the test has both ends."""
-
-    def __init__(self) -> None:
-        self.connections: list[tuple[Any, EndingTransport]] = []
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        protocol = factory.buildProtocol(None)
-        transport = EndingTransport(protocol)
-        protocol.makeConnection(transport)
-        self.connections.append((protocol, transport))
-        return succeed(protocol)
-
-
-class Bench:
+class Bench(EndingEndpoint):
     """A tailer that is connecting, and everything that it passed on."""
 
     def __init__(self, after: int | str | None = None, stream: str = "a/b", take: Any = None, **named: Any) -> None:
-        self.clock, self.endpoint = Clock(), Endpoint()
-        self.tailer = HttpTailer(self.clock, self.endpoint, "h:1")  # type: ignore[arg-type]
+        super().__init__()
+        self.tailer = HttpTailer(self.clock, self, "h:1")  # type: ignore[arg-type]
         self.runs: list[Run] = []
         self.lost: list[tuple[Any, ...]] = []
         self.restarted: list[tuple[Any, ...]] = []
@@ -63,28 +48,17 @@ class Bench:
     @property
     def request(self) -> str:
         """Return the latest request line of the present connection."""
-        transport = self.endpoint.connections[-1][1]
+        transport = self.connections[-1][1]
         return transport.value().decode().split("\r\n\r\n")[-2].split("\r\n")[0]
 
-    def answer(self, head: bytes, *chunks: bytes) -> None:
-        self.endpoint.connections[-1][0].dataReceived(head + b"\r\n")
+    def begin(self, head: bytes, *chunks: bytes) -> None:
+        """Begin an answer."""
+        self.say(head + b"\r\n")
         for chunk in chunks:
             self.send(chunk)
 
-    def say(self, data: bytes) -> None:
-        """Let the server, or a proxy, send *data* on the latest connection."""
-        self.endpoint.connections[-1][0].dataReceived(data)
-
     def send(self, chunk: bytes) -> None:
-        self.endpoint.connections[-1][0].dataReceived(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-
-    def refuse(self, status: int, body: bytes) -> None:
-        head = b"HTTP/1.1 %d No\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-        self.endpoint.connections[-1][0].dataReceived(head + body)
-
-    def lose(self) -> None:
-        self.endpoint.connections[-1][1].lose()
-        self.clock.pump([1] * 10)
+        self.say(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
 def event(run: Run) -> bytes:
@@ -99,7 +73,7 @@ def test_all_columns_arrive_as_they_were_published() -> None:
     bench = Bench(after=4)
     assert bench.request == "GET /streams/a%2Fb/live?from=5 HTTP/1.1"
     assert not bench.results
-    bench.answer(OK)
+    bench.begin(OK)
     assert bench.results == [None]
     full = Run.of(
         "a/b",
@@ -123,7 +97,7 @@ def test_all_columns_arrive_as_they_were_published() -> None:
 def test_client_without_a_position_begins_behind_the_last_record() -> None:
     bench = Bench()
     assert bench.request == "HEAD /streams/a%2Fb HTTP/1.1"
-    bench.answer(OK + b"Fyrehose-Last: 41\r\n")
+    bench.begin(OK + b"Fyrehose-Last: 41\r\n")
     assert bench.request == "GET /streams/a%2Fb/live?from=42 HTTP/1.1"
     bench.lose()
     assert bench.request == "GET /streams/a%2Fb/live?from=42 HTTP/1.1", "nothing is missed in between"
@@ -133,23 +107,22 @@ def test_client_without_a_position_begins_behind_the_last_record() -> None:
 def test_a_stream_that_does_not_exist_yet_is_absent(after: int | None) -> None:
     bench = Bench(after=after)
     if after is None:
-        bench.refuse(404, b"")
+        bench.answer(404, b"")
     assert not bench.tailer.absent
-    bench.answer(OK + b"Fyrehose-Last: 0\r\n")
+    bench.begin(OK + b"Fyrehose-Last: 0\r\n")
     assert bench.tailer.absent
 
 
 def test_a_stream_that_does_not_exist_yet_is_followed_from_its_start() -> None:
     bench = Bench()
-    head = b"HTTP/1.1 404 No\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\n"
-    bench.endpoint.connections[-1][0].dataReceived(head)
+    bench.say(answer(404, b"12345").removesuffix(b"12345"))  # a HEAD has no body
     assert bench.request == "GET /streams/a%2Fb/live?from=1 HTTP/1.1"
 
 
 def test_gaps_and_the_reason_why_the_server_ends_the_answer_are_reported() -> None:
     bench = Bench(after=0)
     gap = b'event: gap\nid: 9\ndata: {"first": 1, "last": 9}\n\n'
-    bench.answer(OK, gap + event(numbered(10, b"x")) + b'event: ended\ndata: {"error": "the server is closing"}\n\n')
+    bench.begin(OK, gap + event(numbered(10, b"x")) + b'event: ended\ndata: {"error": "the server is closing"}\n\n')
     assert bench.lost == [(1, 9)]
     assert [run.first_seq for run in bench.runs] == [10]
     assert bench.tailer.shortfall(False) == "the server is closing"
@@ -158,7 +131,7 @@ def test_gaps_and_the_reason_why_the_server_ends_the_answer_are_reported() -> No
 
 def test_a_refusal_of_the_first_request_is_an_error() -> None:
     bench = Bench(after=0)
-    bench.refuse(403, b'{"error": "10.0.0.1 may not read stream"}')
+    bench.answer(403, b'{"error": "10.0.0.1 may not read stream"}')
     [failure] = bench.results
     assert failure.check(FyrehoseError)
     assert failure.getErrorMessage() == "h:1 refused the request with status 403: 10.0.0.1 may not read stream"
@@ -166,18 +139,18 @@ def test_a_refusal_of_the_first_request_is_an_error() -> None:
 
 def test_a_temporary_refusal_is_repeated(log_lines: list[str]) -> None:
     bench = Bench(after=0)
-    bench.refuse(503, b'{"error": "the server is starting"}')
+    bench.answer(503, b'{"error": "the server is starting"}')
     bench.lose()
     assert not bench.results
     assert "h:1: status 503: the server is starting; retrying" in log_lines
-    bench.answer(OK)
+    bench.begin(OK)
     assert bench.results == [None]
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
 def test_a_server_that_is_not_fyrehose_is_an_error(answer: bytes) -> None:
     bench = Bench()
-    bench.endpoint.connections[-1][0].dataReceived(answer)
+    bench.say(answer)
     [failure] = bench.results
     assert "h:1 is not a Fyrehose http listener" in failure.getErrorMessage()
 
@@ -189,7 +162,7 @@ def test_an_answer_of_a_proxy_is_a_lost_connection(status: int, log_lines: list[
     assert not bench.results
     assert f"h:1: status {status}: the answer is not that of a Fyrehose server; retrying" in log_lines
     bench.lose()
-    bench.answer(OK)
+    bench.begin(OK)
     assert bench.results == [None]
 
 
@@ -216,8 +189,8 @@ def test_a_proxy_is_asked_less_often_and_not_before_it_wants_to_be() -> None:
     def pause_after(said: bytes) -> float:
         """Let the proxy answer, and return the seconds until the next connection."""
         bench.say(said)
-        began, made = bench.clock.seconds(), len(bench.endpoint.connections)
-        advance_until(lambda: len(bench.endpoint.connections) > made, bench.clock, 0.1)
+        began, made = bench.clock.seconds(), len(bench.connections)
+        advance_until(lambda: len(bench.connections) > made, bench.clock, 0.1)
         return bench.clock.seconds() - began
 
     pauses = [pause_after(proxy(502)) for _ in range(9)]
@@ -229,20 +202,20 @@ def test_a_proxy_is_asked_less_often_and_not_before_it_wants_to_be() -> None:
 @pytest.mark.parametrize("data", [b'event: run\ndata: {"size": 99999999}\n\n', b"data: " + bytes(MOST_EVENT)])
 def test_an_event_larger_than_any_record_ends_the_connection(data: bytes) -> None:
     bench = Bench(after=0)
-    bench.answer(OK, data)
+    bench.begin(OK, data)
     assert "larger than any record" in bench.tailer.shortfall(False)
 
 
 def test_pausing_pauses_every_connection_until_it_is_resumed() -> None:
     bench = Bench(after=0)
     bench.tailer.pause()
-    assert bench.endpoint.connections[-1][1].producerState == "paused"
+    assert bench.connections[-1][1].producerState == "paused"
     bench.lose()
-    assert bench.endpoint.connections[-1][1].producerState == "paused"
+    assert bench.connections[-1][1].producerState == "paused"
     bench.tailer.resume()
-    assert bench.endpoint.connections[-1][1].producerState == "producing"
+    assert bench.connections[-1][1].producerState == "producing"
     bench.tailer.close()
-    assert bench.endpoint.connections[-1][1].disconnecting
+    assert bench.connections[-1][1].disconnecting
 
 
 def test_plugin_makes_a_tailer_and_a_publisher() -> None:
@@ -307,10 +280,10 @@ class Followed:
             if self.dice.random() < 0.5:
                 self.bench.say(proxy(status))
             else:
-                self.bench.refuse(503, b'{"error": "the server is starting"}')
+                self.bench.answer(503, b'{"error": "the server is starting"}')
             return self.lose()
         self.live = True
-        self.bench.answer(OK + b"Fyrehose-Epoch: e%d\r\n" % self.epoch)
+        self.bench.begin(OK + b"Fyrehose-Epoch: e%d\r\n" % self.epoch)
         other = self.known not in (0, self.epoch)
         if self.dice.random() < 0.2:  # before it is told of a restart
             self.known = self.known or self.epoch
@@ -336,9 +309,9 @@ class Followed:
             self.lose()
 
     def lose(self) -> None:
-        self.live, made = False, len(self.bench.endpoint.connections)
-        self.bench.endpoint.connections[-1][1].lose()
-        advance_until(lambda: len(self.bench.endpoint.connections) > made, self.bench.clock, 0.5)
+        self.live, made = False, len(self.bench.connections)
+        self.bench.connections[-1][1].lose()
+        advance_until(lambda: len(self.bench.connections) > made, self.bench.clock, 0.5)
 
     def change(self) -> None:
         """Delete old records, or restore a backup, after which the server begins again with another epoch."""
@@ -368,8 +341,8 @@ def listed(bench: Bench, **lasts: int) -> None:
     assert bench.request == "GET /streams?match=logs.%2A&limit=1000 HTTP/1.1"
     streams = [{"name": f"logs.{name}", "first": 1, "last": last} for name, last in lasts.items()]
     body = json.dumps({"matching": len(streams), "page": 0, "streams": streams}).encode()
-    bench.answer(OK.replace(b"application/vnd.fyrehose.runs", b"application/json"), body[:20], body[20:])
-    bench.endpoint.connections[-1][0].dataReceived(b"0\r\n\r\n")
+    bench.begin(OK.replace(b"application/vnd.fyrehose.runs", b"application/json"), body[:20], body[20:])
+    bench.say(b"0\r\n\r\n")
 
 
 def records_of(bench: Bench) -> list[tuple[str, int, bytes]]:
@@ -380,7 +353,7 @@ def test_a_pattern_follows_all_streams_and_records_name_theirs() -> None:
     bench = Bench(stream="logs.*")
     listed(bench, a=3)
     assert bench.request == "GET /streams/*/live?match=logs.%2A HTTP/1.1"
-    bench.answer(OK, of("logs.a", 5, b"x", b"y") + of("logs.new", 1, b"z") + of("logs.a", 7, b"w"))
+    bench.begin(OK, of("logs.a", 5, b"x", b"y") + of("logs.new", 1, b"z") + of("logs.a", 7, b"w"))
     assert bench.results == [None]
     expected = [("logs.a", 5, b"x"), ("logs.a", 6, b"y"), ("logs.new", 1, b"z"), ("logs.a", 7, b"w")]
     assert records_of(bench) == expected
@@ -390,11 +363,11 @@ def test_a_pattern_follows_all_streams_and_records_name_theirs() -> None:
 def test_pattern_reports_records_published_while_not_connected() -> None:
     bench = Bench(stream="logs.*")
     listed(bench, a=3, quiet=9)
-    bench.answer(OK, of("logs.a", 4, b"x"))
+    bench.begin(OK, of("logs.a", 4, b"x"))
     bench.lose()
     listed(bench, a=6, quiet=9, new=2)
     assert bench.lost == [(5, 6, "logs.a"), (1, 2, "logs.new")]
-    bench.answer(OK, of("logs.a", 6, b"double") + of("logs.quiet", 12, b"y"))
+    bench.begin(OK, of("logs.a", 6, b"double") + of("logs.quiet", 12, b"y"))
     assert bench.lost[2:] == [(10, 11, "logs.quiet")], "they came between the list and the events"
     assert records_of(bench) == [("logs.a", 4, b"x"), ("logs.quiet", 12, b"y")]
 
@@ -403,7 +376,7 @@ def test_a_pattern_reports_gaps_and_streams_that_are_not_followed(log_lines: lis
     bench = Bench(stream="logs.*")
     listed(bench)
     gap = b'event: gap\ndata: {"stream": "logs.a", "first": 1, "last": 4}\n\n'
-    bench.answer(OK, gap + b'event: error\ndata: {"error": "more than 1000 streams match"}\n\n')
+    bench.begin(OK, gap + b'event: error\ndata: {"error": "more than 1000 streams match"}\n\n')
     assert bench.lost == [(1, 4, "logs.a")]
     assert "more than 1000 streams match" in log_lines[-1]
     assert bench.tailer.shortfall(False) == "more than 1000 streams match"
@@ -435,7 +408,7 @@ class Consuming(Bench):
 
     def acknowledgements(self) -> list[str]:
         """The bodies that were posted on any connection."""
-        sent = [transport.value().decode() for _, transport in self.endpoint.connections]
+        sent = [transport.value().decode() for _, transport in self.connections]
         posted = [text for text in sent if text.startswith("POST /subscriptions/billing/ack HTTP/1.1")]
         return [part.split("\r\n\r\n")[1] for text in posted for part in text.split("POST ")[1:]]
 
@@ -443,7 +416,7 @@ class Consuming(Bench):
 def test_a_named_subscription_is_acknowledged_when_a_record_is_consumed() -> None:
     bench = Consuming(after=4, takeover=True)
     assert bench.request == "GET /streams/a%2Fb/live?subscription=billing&from=5&takeover=1 HTTP/1.1"
-    bench.answer(CONSUMING % 7, event(numbered(5, b"a", b"b")) + event(numbered(9, b"c")))
+    bench.begin(CONSUMING % 7, event(numbered(5, b"a", b"b")) + event(numbered(9, b"c")))
     assert bench.results == [None]
     assert bench.acknowledgements() == []
     bench.taken[0].callback(None)
@@ -452,7 +425,7 @@ def test_a_named_subscription_is_acknowledged_when_a_record_is_consumed() -> Non
 
 def test_only_the_consumed_records_of_a_run_are_acknowledged() -> None:
     bench = Consuming()
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
     bench.taken[0].callback(6)
     assert bench.acknowledgements() == ['{"seq": 6, "generation": 1}']
 
@@ -460,53 +433,53 @@ def test_only_the_consumed_records_of_a_run_are_acknowledged() -> None:
 def test_records_are_delivered_once_unless_the_subscription_is_rewound() -> None:
     bench = Consuming(takeover=True)
     assert bench.request == "GET /streams/a%2Fb/live?subscription=billing&takeover=1 HTTP/1.1"
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b")))
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a", b"b")))
     bench.lose()
     assert bench.request == "GET /streams/a%2Fb/live?subscription=billing HTTP/1.1", "it displaces nobody again"
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a", b"b", b"c")))
     bench.lose()
-    bench.answer(CONSUMING % 2, event(numbered(1, b"z")))
+    bench.begin(CONSUMING % 2, event(numbered(1, b"z")))
     assert [(run.first_seq, len(run)) for run in bench.runs] == [(5, 2), (7, 1), (1, 1)]
 
 
 def test_a_record_that_fails_is_read_again_and_nothing_behind_it_is_acknowledged(log_lines: list[str]) -> None:
     bench = Consuming()
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a")) + event(numbered(7, b"b")))
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a")) + event(numbered(7, b"b")))
     bench.taken[0].errback(ValueError("no room"))
     bench.taken[1].callback(None)
     assert bench.acknowledgements() == []
     assert "no room" in log_lines[0]
     bench.lose()
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a")))
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a")))
     assert [run.first_seq for run in bench.runs] == [5, 7, 5]
 
 
 def test_a_subscription_with_another_consumer_is_an_error() -> None:
     bench = Consuming()
-    bench.refuse(409, b'{"error": "subscription has a consumer"}')
+    bench.answer(409, b'{"error": "subscription has a consumer"}')
     [failure] = bench.results
     assert failure.getErrorMessage() == "h:1 refused the request with status 409: subscription has a consumer"
 
 
 def test_closing_waits_for_the_last_acknowledgement() -> None:
     bench = Consuming()
-    bench.answer(CONSUMING % 1, event(numbered(5, b"a")))
-    following = bench.endpoint.connections[0][1]
+    bench.begin(CONSUMING % 1, event(numbered(5, b"a")))
+    following = bench.connections[0][1]
     bench.taken[0].callback(None)
     bench.tailer.close()
     assert not following.disconnecting
-    bench.refuse(200, b"{}")
-    assert bench.endpoint.connections[1][1].protocol is None
+    bench.answer(200, b"{}")
+    assert bench.connections[1][1].protocol is None
     assert following.disconnecting
 
 
 def test_a_subscription_of_a_pattern_is_acknowledged_stream_by_stream() -> None:
     bench = Consuming(stream="logs.*", after=0)
     assert bench.request == "GET /streams/*/live?match=logs.%2A&subscription=billing&from=1 HTTP/1.1"
-    bench.answer(CONSUMING % 3, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
+    bench.begin(CONSUMING % 3, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
     for taken in bench.taken:
         taken.callback(None)
-    bench.refuse(200, b"{}")
+    bench.answer(200, b"{}")
     assert bench.acknowledgements() == [
         '{"positions": {"logs.a": 4}, "generation": 3}',
         '{"positions": {"logs.b": 9}, "generation": 3}',
@@ -516,11 +489,11 @@ def test_a_subscription_of_a_pattern_is_acknowledged_stream_by_stream() -> None:
 
 def test_records_of_a_pattern_are_delivered_once_unless_its_subscription_is_rewound() -> None:
     bench = Consuming(stream="logs.*")
-    bench.answer(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
+    bench.begin(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.b", 9, b"y"))
     bench.lose()
-    bench.answer(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.a", 5, b"z"))
+    bench.begin(CONSUMING % 1, of("logs.a", 4, b"x") + of("logs.a", 5, b"z"))
     bench.lose()
-    bench.answer(CONSUMING % 2, of("logs.b", 9, b"y"))
+    bench.begin(CONSUMING % 2, of("logs.b", 9, b"y"))
     assert [(run.stream, run.first_seq) for run in bench.runs] == [
         ("logs.a", 4),
         ("logs.b", 9),
@@ -538,9 +511,9 @@ def test_named_subscription_in_another_journal_is_read_from_the_position_there()
 
     bench = Bench(after=0, take=take, name="s")
     head = OK + b"Fyrehose-Generation: 1\r\nFyrehose-Last: %d\r\nFyrehose-Epoch: e%d\r\n"
-    bench.answer(head % (9, 1), event(numbered(8, b"old", b"old")))
+    bench.begin(head % (9, 1), event(numbered(8, b"old", b"old")))
     bench.lose()
-    bench.answer(head % (2, 2), event(numbered(1, b"1", b"2")))
+    bench.begin(head % (2, 2), event(numbered(1, b"1", b"2")))
     assert bench.restarted == [(2,)]
     assert [run.first_seq for run in runs] == [8, 1]
 
@@ -555,19 +528,19 @@ def listing(epoch: str, last: int) -> bytes:
 def test_pattern_is_told_which_streams_have_begun_again(epoch: str, last: int) -> None:
     bench = Bench(stream="a/*")
     bench.say(listing("e1", 20) % b"")
-    bench.answer(OK, event(numbered(21, b"old")))
+    bench.begin(OK, event(numbered(21, b"old")))
     bench.lose()
     bench.say(listing(epoch, last) % b"")
     assert bench.restarted == [(last, "a/b")]
     assert bench.lost == [(1, last, "a/b")]
-    bench.answer(OK, event(numbered(last + 1, b"new")))
+    bench.begin(OK, event(numbered(last + 1, b"new")))
     assert [run.first_seq for run in bench.runs] == [21, last + 1]
 
 
 def test_list_of_a_follower_that_lags_is_no_restart() -> None:
     bench = Bench(stream="a/*")
     bench.say(listing("e1", 20) % b"")
-    bench.answer(OK)
+    bench.begin(OK)
     bench.lose()
     bench.say(listing("e1", 5) % b"Fyrehose-Age: 0.100\r\n")
     assert (bench.restarted, bench.lost) == ([], [])
@@ -576,7 +549,7 @@ def test_list_of_a_follower_that_lags_is_no_restart() -> None:
 def test_tailer_asks_which_number_a_time_has_and_begins_there() -> None:
     bench = Bench("-1h")
     assert bench.request == "HEAD /streams/a%2Fb?from=-1h HTTP/1.1"
-    bench.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nFyrehose-Last: 9\r\nFyrehose-From: 5\r\n")
+    bench.begin(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nFyrehose-Last: 9\r\nFyrehose-From: 5\r\n")
     bench.clock.advance(0)
     assert bench.request.startswith("GET /streams/a%2Fb/live?from=5")
 

@@ -5,32 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.task import Clock
 
 from fyrehose.errors import Closed, ConfigError, FyrehoseError, PublishError
 from fyrehose.protocols.http.publisher import MOST_LINES, HttpPublisher
-from tests.doubles.answering import EndingTransport, answer, proxy
+from tests.doubles.answering import EndingEndpoint, answer, proxy
 
 
-class Bench:
+class Bench(EndingEndpoint):
     """A publisher, whose connections are in the test's hands."""
 
     def __init__(self, window: int = 10, answers: bool = True) -> None:
-        self.clock = Clock()
-        self.connections: list[tuple[Any, EndingTransport]] = []
+        super().__init__()
         self.publisher = HttpPublisher(self.clock, self, "h:1", window)  # type: ignore[arg-type]
         self.connected = self.publisher.connect()
         if answers:
             assert self.requests[0][0] == "GET / HTTP/1.1"
             self.answer(200)
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        protocol = factory.buildProtocol(None)
-        transport = EndingTransport(protocol)
-        self.connections.append((protocol, transport))
-        protocol.makeConnection(transport)
-        return succeed(protocol)
 
     @property
     def requests(self) -> list[tuple[str, dict[str, str], bytes]]:
@@ -44,14 +34,6 @@ class Bench:
             found.append((first, headers, rest[:size]))
             rest = rest[size:]
         return found
-
-    def answer(self, status: int, body: bytes = b"{}") -> None:
-        head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-        self.connections[-1][0].dataReceived(head + body)
-
-    def lose(self) -> None:
-        self.connections[-1][1].lose()
-        self.clock.pump([1] * 10)
 
     def publish(self, *payloads: bytes, stream: str = "s") -> list[Any]:
         """Publish, and return a list to which each outcome is added."""
