@@ -292,6 +292,15 @@ def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
     assert b"stream 'logs.c' is not followed" in peer.hear()
 
 
+def test_request_that_waits_is_answered_by_a_new_stream_that_it_may_not_wait_for() -> None:
+    world = logs(limits=PeerLimits(subscriptions=2))
+    world.ask(POLL)
+    world.ask("POST /subscriptions/a/rewind", {"seq": "latest"})
+    peer = waiting(world, f"{POLL}&wait=30")
+    world.publish(1, "logs.new")
+    assert places(peer.answer()[1]) == [("logs.new", 1)]
+
+
 def test_rewinding_to_a_time_finds_its_number_in_each_stream() -> None:
     world = World()
     for second, streams in ((1, ("logs.a", "logs.b")), (9, ("logs.b", "logs.b"))):
@@ -935,11 +944,13 @@ class Requests:
         sent: dict[str, int] = {}
         unread = {stream: count for stream, count in self.unread(asked.name).items() if count}
         assert len(found) == min(asked.limit, sum(unread.values())), "there is room for more records"
-        for stream, count in unread.items():
+        # Those with the fewest unread records come first, and each has its share.
+        for at, (count, stream) in enumerate(sorted((count, stream) for stream, count in unread.items())):
+            share = max(at < asked.limit, asked.limit // len(unread))
             seqs = [seq for each, seq in found if each == stream]
             first = max(named.places[stream] + 1, self.streams[stream][0])
             assert seqs == list(range(first, first + len(seqs))), f"{stream} does not begin behind its position"
-            assert len(seqs) >= min(count, asked.limit // len(unread)), f"{stream} has less than its share"
+            assert len(seqs) >= min(count, share), f"{stream} has less than its share"
             sent |= {stream: seqs[-1]} if seqs else {}
         self.hold(named, asked.holder, asked.lease, sent, otherwise=named.holder)
 
