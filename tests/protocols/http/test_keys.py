@@ -7,14 +7,12 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.net.inflight import InFlight
-from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import ClientSide, MemoryJournal
+
+from .test_consuming import HttpWorld
 
 
 @attrs.define
@@ -34,12 +32,9 @@ class Answer:
         return int(said.split()[1]), json.loads(said.partition("\r\n\r\n")[2])
 
 
-class World:
+class World(HttpWorld):
     def __init__(self, auto: bool = True, memory: int = 512 << 20) -> None:
-        self.journal, self.clock = MemoryJournal(auto=auto), Clock()
-        self.broker = Broker(self.clock, self.journal, Sequencer(), budget=InFlight(limit=memory))
-        self.broker.open()
-        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
+        super().__init__(journal=MemoryJournal(auto=auto), budget=InFlight(limit=memory))
 
     def post(self, body: bytes, key: str | None = "k", *headers: str, chunked: bool = False) -> Answer:
         """Send a POST; call the result for the status and the answer."""

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fyrehose.net.inflight import InFlight
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-World = import_module("test_consuming").World
+from .test_consuming import World
 
 
 @pytest.mark.parametrize(
