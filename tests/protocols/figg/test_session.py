@@ -84,7 +84,7 @@ SERVER_MESSAGES = [
 ]
 
 
-LIMIT = 50  #: of the data of one message, in the model
+LIMIT = 45  #: of the data of one message, in the model: the size of the largest one
 
 
 def reference(wire: bytes, kinds: frozenset[FrameType], message: FrameType) -> tuple[list[Any], int, int]:
