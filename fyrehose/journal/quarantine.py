@@ -62,14 +62,16 @@ class _Survey:
     """The result of reading the whole log: the damaged ranges, and the numbers of the streams.
 
     :ivar identity: of the journal
+    :ivar begin: where the log begins; other positions than 0 if retention has deleted segments
     """
 
     identity: bytes
+    begin: int
     ranges: list[_Range] = attrs.field(factory=list)
     chain: int = 0
     ends: dict[str, int] = attrs.field(factory=dict)
-    #: The first number of each stream that was read; used if the very beginning of the journal is damaged.
-    first: dict[str, int] = attrs.field(factory=dict)
+    #: If the log is headless: the numbers of each stream up to this one count as deleted.
+    deleted: dict[str, int] = attrs.field(factory=dict)
     #: Messages about snapshots that were replaced.
     notes: list[str] = attrs.field(factory=list)
     #: Streams of which a number was read after the last damage.
@@ -160,12 +162,25 @@ class _Survey:
 
     def _reaches(self, stream: str, seq: int) -> None:
         """Set the last number of *stream* at this position to *seq*; numbers that were not read before it are lost."""
-        end = self.ends.get(stream, 0)
-        self.first.setdefault(stream, seq + 1)
-        if seq > end and self.ranges:
+        end = self.ends.get(stream, self.floor)  # a new stream begins above the floor
+        if seq > end and self.headless and stream not in self.ends:
+            self.deleted[stream] = seq
+        elif seq > end and self.ranges and stream not in self.confirmed:
             self.ranges[-1].lost.append(fmt.Entry(stream, end + 1, seq))
-        self.ends[stream] = max(end, seq)
+        self.ends[stream] = max(self.ends.get(stream, 0), seq)
         self.confirmed.add(stream)
+
+    @property
+    def headless(self) -> bool:
+        """Return whether the batch is damaged that said which numbers were deleted before the log begins.
+
+        Numbers below the first one of a stream that is read then count as deleted, although some may have been lost.
+        """
+        return self.begin > 0 and bool(self.ranges) and self.ranges[0].start == self.begin + fmt.SEGMENT_HEADER.size
+
+    def before(self, damage: _Range) -> dict[str, int]:
+        """Return the last number of each stream before the segment whose first batch is in *damage*."""
+        return self.deleted | (damage.before or {})
 
     @property
     def skip(self) -> int:
@@ -204,7 +219,7 @@ def set_aside(directory: Path, files: Files, longest: int = fmt.BATCH) -> list[s
     before = set_strays_aside(directory, files) + _front(directory, noted, files)
     _extend(scan.segments(directory), mark, files)
     found = scan.segments(directory)
-    survey = _Survey(scan.identity_of(found))
+    survey = _Survey(scan.identity_of(found), found[0].base if found else 0)
     for segment in found:
         stop = min((other.base for other in found if other.base > segment.base), default=segment.end)
         with scan.SegmentReader(segment.path, segment.base, files, limit=stop) as reader:
@@ -399,8 +414,8 @@ def _fillers(damage: _Range, survey: _Survey, files: Files, longest: int) -> Ite
     position, chain = damage.start, damage.chain
     parts: list[tuple[fmt.Kind, list[fmt.Entry]]] = []
     if damage.before is not None:
-        first = damage.before or {stream: first - 1 for stream, first in survey.first.items() if first > 1}
-        parts.append(_beginning(damage, Streams(dict(first), floor=damage.floor), survey.identity, files))
+        streams = Streams(survey.before(damage), floor=damage.floor)
+        parts.append(_beginning(damage, streams, survey.identity, files))
     if damage.lost or not parts:
         parts.append((fmt.Kind.GAP, damage.lost))
     while position < damage.stop:

@@ -294,8 +294,8 @@ class _Verifier:
     def _reaches(self, batch: Batch, stream: str, seq: int) -> None:
         """Check that the last number of *stream* at this point of the log is *seq*."""
         end = self._ends.get(stream, self._floor)
-        # A new stream may have been given its first number just before the floor was raised.
-        if seq == end or (seq == 0 and stream not in self._ends):
+        # A new stream may have been given its first number just before the floor was raised, and lost it since.
+        if seq == end or (stream not in self._ends and (seq == 0 or (seq < end and self._lost))):
             return
         if seq > end and self._lost and stream not in self._certain:
             self.report.gaps.append(fmt.Entry(stream, end + 1, seq))
