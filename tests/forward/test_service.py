@@ -152,6 +152,15 @@ async def test_failure_to_begin_is_said_and_tried_again(
     logged_errors.take()
 
 
+def test_lag_is_unknown_while_no_server_is_asked() -> None:
+    """``--once`` would end with records left, if the last lag stayed."""
+    running = RunningForward(Clock(), ForwardTable(name="n", streams="s", to=()))
+    running.lag = 0
+    asked = Deferred.fromCoroutine(running.measure())
+    assert asked.called
+    assert running.lag is None
+
+
 def test_pauses_begin_again_after_a_connection() -> None:
     """A day of outages must not make the pause after the next one a minute."""
     clock = MemoryReactorClock()

@@ -125,6 +125,14 @@ def test_one_of_the_network_of_which_most_wait_is_closed_when_too_many_do(listen
     assert [client.recv(1) for client in listener.clients[10:15]] == [b""] * 5
 
 
+def test_a_network_that_wants_room_loses_one_itself_if_as_many_of_another_wait(listener: Listener) -> None:
+    listener.turns.charge("+", INPUT_S)
+    for count, last in ((20, 2), (1, 4), (20, 3)):
+        listener.connect(count, last)
+    listener.accept()
+    assert listener.displaced == ["127.0.0.3"], "20 of 127.0.0.2 were there before"
+
+
 def test_connections_wait_while_others_are_closing_to_make_room(listener: Listener) -> None:
     listener.free[0] = False
     listener.connect(20, 2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fyrehose.offline.offsets import Offset
+from fyrehose.offline.offsets import Offset, Offsets
+from fyrehose.offline.places import Directory
+from fyrehose.offline.view import look
 
 
 def test_an_offset_survives_a_round_trip_through_json() -> None:
@@ -30,3 +35,23 @@ def test_an_offset_survives_a_round_trip_through_json() -> None:
 def test_other_json_values_are_refused_as_an_offset(fields: Any) -> None:
     with pytest.raises(ValueError, match=r"invalid offset|hex"):
         Offset.parse(fields)
+
+
+def test_offset_at_the_end_is_that_of_a_journal_that_was_put_back(
+    open_journal: Callable[..., Any], tmp_path: Path
+) -> None:
+    bench = open_journal()
+    bench.append(b"early")
+    bench.close()
+    early = tmp_path / "early"
+    shutil.copytree(bench.directory, early)
+    bench = open_journal()
+    bench.append(b"late")
+    offsets = Offsets(Directory(bench.directory))
+    late = offsets.at(look(bench.directory).mark)
+    bench.close()
+    shutil.rmtree(bench.directory)
+    shutil.copytree(early, bench.directory)
+    position = look(bench.directory).mark
+    assert position < late.position
+    assert offsets.at(position) == Offsets(Directory(bench.directory)).at(position)

@@ -37,6 +37,17 @@ def test_intact_journal_has_no_gaps(written: Opener) -> None:
     assert lost(journal) == []
 
 
+def test_stream_that_was_retired_and_begins_again_has_no_gap(written: Opener) -> None:
+    journal = written(segment_size=16 << 10)
+    fill(journal, 5)
+    journal.journal.retire(["s"])
+    for _ in range(40):
+        journal.append(Run.of("t", [bytes(999)], source="test"))
+    fill(journal, 5)
+    assert len(journal.segments) > 2
+    assert lost(journal) == []
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, seed: int) -> None:
     """Batches are damaged, segments are deleted, and indexes are there or not."""

@@ -58,10 +58,10 @@ class Endpoint:
         self.made[at].protocol.dataReceived(head + data)
 
 
-def calling(endpoint: Endpoint, clock: Clock, **options: Any) -> tuple[Caller, Deferred[Any]]:
+def calling(endpoint: Endpoint, clock: Clock, wait: float = 0.0, **options: Any) -> tuple[Caller, Deferred[Any]]:
     times = attrs.evolve(HTTP_OPTIONS, retry=lambda failures: min(8.0, 0.25 * 2**failures))
     caller = Caller(clock, endpoint, "there:1", options=times, **options)
-    return caller, Deferred.fromCoroutine(caller.call("POST", "/x", {"a": 1}))
+    return caller, Deferred.fromCoroutine(caller.call("POST", "/x", {"a": 1}, wait))
 
 
 def test_a_request_has_the_body_and_the_token_and_its_answer_is_an_object() -> None:
@@ -113,10 +113,14 @@ def test_connection_is_closed_after_status_503_because_another_server_may_lead()
     assert (done.result, caller.repeats) == ((200, {}), 0)
 
 
-def test_request_without_an_answer_is_repeated_over_another_connection() -> None:
+@pytest.mark.parametrize("wait", [0.0, 1.0, HTTP_OPTIONS.answer_timeout, 100.0])
+def test_request_without_an_answer_is_repeated_over_another_connection(wait: float) -> None:
+    """The time in which the server may wait before it answers comes on top."""
     endpoint, clock = Endpoint(), Clock()
-    _, done = calling(endpoint, clock)
-    clock.advance(HTTP_OPTIONS.answer_timeout + 1)
+    _, done = calling(endpoint, clock, wait)
+    clock.advance(wait + HTTP_OPTIONS.answer_timeout)
+    clock.advance(1)
+    assert len(endpoint.made) == 1, "it was given up too early"
     clock.advance(1)
     assert len(endpoint.made) == 2
     endpoint.answer(409, {"error": "no"})

@@ -16,6 +16,7 @@ from fyrehose.broker.callback import CallbackBroker
 from fyrehose.errors import JournalCorrupt
 from fyrehose.net.turns import STEPS, Turns
 from fyrehose.protocols.lumberjack import lookback
+from fyrehose.protocols.lumberjack.ledger import EventIdentity
 from fyrehose.protocols.lumberjack.lookback import SearchLimits, SharedRepetitions
 from fyrehose.protocols.lumberjack.server import LumberjackFactory, LumberjackSettings
 from fyrehose.records import Run, column_of
@@ -216,11 +217,13 @@ def test_input_waits_while_the_records_of_a_lost_connection_are_read(world: Any)
     assert made.ready == ["a", "parked"]
 
 
-def test_listeners_with_another_resent_age_have_a_table_of_their_own(world: Any) -> None:
+def test_listeners_with_another_resent_age_or_identity_have_a_table_of_their_own(world: Any) -> None:
     made = world(run_of(1))
-    other = SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0)
-    assert other is not made.shared
-    assert SharedRepetitions.of(made.broker, made.clock, 100_000, 1.0) is other
+    told = [(1.0, EventIdentity()), (1.0, EventIdentity("id")), (2.0, EventIdentity("id"))]
+    tables = [SharedRepetitions.of(made.broker, made.clock, 100_000, *one) for one in told]
+    assert len({id(each) for each in (made.shared, *tables)}) == 4
+    again = [SharedRepetitions.of(made.broker, made.clock, 100_000, *one) for one in told]
+    assert all(one is other for one, other in zip(tables, again, strict=True))
 
 
 def test_search_continues_when_one_of_its_listeners_is_closed(world: Any) -> None:

@@ -9,6 +9,8 @@ import pytest
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.frames import Terms
 from fyrehose.protocols.relink.names import EndpointName, parse, publish_name, subscribe_name
+from fyrehose.records import MAX_NAME
+from tests.doubles.awkward import NAMES
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,14 @@ def test_valid_endpoint_names_are_parsed(name: str, place: EndpointName) -> None
 def test_invalid_endpoint_names_are_refused(name: str) -> None:
     with pytest.raises(RemoteProtocolError, match="endpoint-unknown"):
         parse(Terms(endpoint=name))
+
+
+@pytest.mark.parametrize("stream", [*NAMES, *(chr(0xFC) * size for size in range(100, 128))])
+def test_epoch_is_left_out_of_a_name_that_would_be_too_long(stream: str) -> None:
+    epoch, found = "0123456789abcdef", subscribe_name(stream, 7, epoch="0123456789abcdef")
+    without = subscribe_name(stream, 7)
+    whole = f"{without}?epoch={epoch}"
+    assert found == (whole if len(whole.encode()) <= MAX_NAME else without)
 
 
 @pytest.mark.parametrize("stream", ["a", "7", "a@5", "a?seq", "a@5?seq", "50%", "a%405", "%", "?", "@", "@1", "é:x?"])
