@@ -37,6 +37,8 @@ class Consumption:
     event: Read | Live
     _named: Any = attrs.field(default=None, init=False)
     _generation: int = attrs.field(default=0, init=False)
+    #: the number that a live request acknowledges, once the subscription is its own
+    _seen: int | None = attrs.field(default=None, init=False)
     #: the subscriptions that report new records while the request waits for one
     _waiting: list[ISubscription] = attrs.field(factory=list, init=False)
     #: by stream, the number of the last record that the answer contains or may contain
@@ -55,12 +57,7 @@ class Consumption:
             and seen <= end  # a number beyond the end is of another journal, as one of another epoch is
             and event.epoch in ("", broker.epoch)
         ):
-
-            def acknowledge(named: Any) -> Deferred[Any]:
-                stored: Deferred[Any] = connection.named.acknowledge(named, seen)
-                return stored
-
-            opened.addCallback(acknowledge)
+            self._seen = seen
         connection.call(opened, self._opened)
 
     def end(self) -> None:
@@ -107,12 +104,20 @@ class Consumption:
             return
         self._generation = connection.named.attach(named, self, takeover=event.takeover, holder=self._holder)
         self._named = named
-        if isinstance(event, Live):
-            connection.follow(event, named.last(event.stream), self._headers, self._place)
+        if isinstance(event, Live) and self._seen is not None:
+            connection.call(connection.named.acknowledge(named, self._seen), self._follow)
+        elif isinstance(event, Live):
+            self._follow()
         elif not event.wait or any(self._unread(stream) for stream in self._streams):
             self._answer()
         else:
             self._wait(event.wait)
+
+    def _follow(self, _: object = None) -> None:
+        event = self.event
+        if self._named is not None:  # else it was displaced while the acknowledgement was written
+            assert isinstance(event, Live), "a read is answered"
+            self.connection.follow(event, self._named.last(event.stream), self._headers, self._place)
 
     @property
     def _holder(self) -> str:

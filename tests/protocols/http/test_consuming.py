@@ -654,11 +654,11 @@ class Requests:
         if name not in self.named:
             self.named[name] = Named({each: self.begin(each, asked) for each in self.covered(name)}, generation)
         named = self.named[name]
-        if seen is not None and seen[0] != "e0:" and seen[1] <= self.streams["s"][1]:
-            self.move(named, {"s": seen[1]})
         if not self.attach(named, asked, takeover):
             self.expect(peer, ("HTTP/1.1", 409), ("error",))
             return
+        if seen is not None and seen[0] != "e0:" and seen[1] <= self.streams["s"][1]:
+            self.move(named, {"s": seen[1]})
         self.waiting[peer], named.consumer = asked, peer
         if live:
             last, known = self.streams["s"][1], first - 1 if seen is None else seen[1]
