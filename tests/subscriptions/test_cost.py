@@ -205,7 +205,8 @@ class Scattered:
     def costs(self) -> list[int]:
         """Return the calls of Fyrehose in each turn until no record is leased."""
         costs: list[int] = []
-        while self.shared.pool.leased:
+        while left := self.shared.pool.leased:
+            assert len(costs) < 100, f"{left} records stay leased"
             costs.append(calls_of(self.turn))
         return costs
 
