@@ -229,11 +229,6 @@ class Lead:
 
     def note(self, position: int) -> None:
         self.synced = max(self.synced, position)  # a worker without a thread ends the next commit within this one
-        there = max(end for end in self.counts if end <= self.synced)
-        if there > self.released and self.dice.random() < 0.5:  # the shared log had the entry before this disk
-            self.branches["released when synced"] += 1
-            self.released = there
-            self.leader.gate.release(there)
 
     def append(self) -> None:
         number, payload = (
@@ -349,7 +344,7 @@ def test_random_leaders_acknowledge_and_keep_what_the_shared_log_has(member: Cal
             lead.leader.gate.release(len(lead.log))
         assert lead.acknowledged == list(range(lead.begun, len(lead.payloads))), "nothing waits for ever"
         branches += lead.branches
-    assert len(branches) == 4, f"a branch never ran: {branches}"
+    assert len(branches) == 3, f"a branch never ran: {branches}"
 
 
 def test_those_who_wait_for_a_shared_log_that_is_silent_are_let_go(leader: Member) -> None:
@@ -438,6 +433,25 @@ def test_batches_of_the_writer_thread_are_handed_over_before_they_are_synced(mem
     files.synced = lambda: handed.append(bool(leader.handed))
     leader.append(b"x")
     assert handed[0]
+
+
+def test_a_commit_that_the_shared_log_has_before_this_disk_is_acknowledged_when_it_is_synced(
+    member: Callable[..., Member],
+) -> None:
+    worker = SteppedWorker()
+    leader = member("a", worker=worker)
+    leader.gate.connect(leader.take, leader.gate.release)
+    now(leader.gate.lead())
+    leader.handed.clear()
+    worker.held = True
+    published = leader.append(b"x")
+    leader.clock.advance(0)
+    worker.work()
+    assert leader.handed, "the shared log may accept it from now on"
+    assert not published.called
+    worker.held = False
+    worker.settle()
+    assert published.called, "a publisher on a quiet server waits for ever"
 
 
 def test_retiring_a_stream_that_does_not_exist_succeeds_at_once(leader: Member) -> None:
