@@ -115,7 +115,7 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> Follower:
 
 
 class Expected:
-    """What a run of ``tail`` has written and said after each event, and how it ends, in plain Python."""
+    """The output and the messages of a run of ``tail`` after each event, and its end, in plain Python."""
 
     def __init__(self, count: int | None, idle: float | None, since: int | None) -> None:
         self.left, self.idle, self.since = count, idle, since
