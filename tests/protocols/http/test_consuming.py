@@ -11,72 +11,14 @@ from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import LOOPBACK, parse
 from fyrehose.broker.quotas import PeerLimits
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.interfaces import FileLag, JournalState
-from fyrehose.protocols.http.server import HttpFactory, HttpSettings
-from fyrehose.records import Run
 from fyrehose.standing import Standing
-from fyrehose.testing import ClientSide, MemoryJournal
+from fyrehose.testing import MemoryJournal
 from tests.doubles.awkward import NUMBERS
-
-
-@attrs.define(eq=False)
-class HttpPeer(ClientSide):
-    """An HTTP client.
-
-    :ivar head: the status line and headers of the last answer
-    """
-
-    head: bytes = b""
-
-    def say(self, line: str, body: object = None, *headers: str) -> None:
-        data = b"" if body is None else json.dumps(body).encode()
-        length = [] if body is None else [f"Content-Length: {len(data)}"]
-        lines = [f"{line} HTTP/1.1", "Host: localhost", *length, *headers, "", ""]
-        self.send("\r\n".join(lines).encode() + data)
-
-    def hear(self) -> bytes:
-        return self.received()
-
-    def ask(self, line: str, body: object = None, *headers: str) -> tuple[int, Any]:
-        """Return the status, and the JSON objects of the answer: one, or a list of lines."""
-        self.say(line, body, *headers)
-        return self.answer()
-
-    def answer(self) -> tuple[int, Any]:
-        self.head, _, rest = self.hear().partition(b"\r\n\r\n")
-        objects = [json.loads(line) for line in rest.split(b"\n") if line.strip().startswith(b"{")]
-        one = b"content-length" in self.head.lower()
-        return int(self.head.split()[1]), objects[0] if one and objects else objects
-
-
-class HttpWorld:
-    """A server, and peers that each send a request over a connection of their own."""
-
-    def __init__(self, policy: Any = None, journal: MemoryJournal | None = None, **settings: Any) -> None:
-        self.journal, self.clock = journal or MemoryJournal(), Clock()
-        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=guard, **settings)
-        self.broker.open()
-        self.factory = HttpFactory(self.broker, HttpSettings(refusal_delay=0.0), self.clock)
-
-    def peer(self) -> HttpPeer:
-        return HttpPeer.connect(self.factory, self.clock, port=5000)
-
-    def say(self, line: str, body: object = None, *headers: str) -> HttpPeer:
-        """Return a peer that has sent a request."""
-        peer = self.peer()
-        peer.say(line, body, *headers)
-        return peer
-
-    def ask(self, line: str, body: object = None) -> tuple[int, Any]:
-        return self.say(line, body).answer()
+from tests.doubles.http_world import HttpPeer, HttpWorld
 
 
 class World(HttpWorld):
@@ -85,11 +27,10 @@ class World(HttpWorld):
     def __init__(self, policy: Any = None, **settings: Any) -> None:
         super().__init__(policy, **settings)
         self.broker.table.now = lambda: 5_000_000
-        self.publish(10)
+        self.add(10)
 
-    def publish(self, count: int, stream: str = "s") -> None:
-        if count:
-            self.broker.publish([Run.of(stream, [b"x"] * count, source="test")])
+    def add(self, count: int, stream: str = "s") -> None:
+        self.publish(*[b"x"] * count, stream=stream)
 
     def seqs(self, query: str = "") -> list[int]:
         status, lines = self.ask(f"GET /streams/s?subscription=a&consumer=me{query}")
@@ -162,7 +103,7 @@ def test_a_new_subscription_beyond_the_end_begins_at_the_start(first: int, posit
 
 def test_a_consumer_that_is_displaced_while_it_is_answered_sees_an_incomplete_answer() -> None:
     world = World()
-    world.publish(5_000)
+    world.add(5_000)
     peer = world.say("GET /streams/s?subscription=a&limit=5000")
     peer.protocol.pauseProducing()
     world.ask("POST /subscriptions/a/rewind", {"seq": 3})
@@ -266,8 +207,8 @@ POLL, FOLLOW = (
 def logs(**settings: Any) -> World:
     """Return a server whose streams "logs.a" and "logs.b" have three records each."""
     world = World(**settings)
-    world.publish(3, "logs.a")
-    world.publish(3, "logs.b")
+    world.add(3, "logs.a")
+    world.add(3, "logs.b")
     return world
 
 
@@ -283,7 +224,7 @@ def test_a_stream_beyond_the_limit_is_reported_and_not_followed() -> None:
     world = logs(named_subscriptions=8)
     peer = world.say(FOLLOW)
     world.broker.table.room.change(3)
-    world.publish(1, "logs.c")
+    world.add(1, "logs.c")
     said = peer.hear()
     assert b"stream 'logs.c' is not followed: the limit server.named-subscriptions is reached" in said
     assert events(said) == []
@@ -297,7 +238,7 @@ def test_request_that_waits_is_answered_by_a_new_stream_that_it_may_not_wait_for
     world.ask(POLL)
     world.ask("POST /subscriptions/a/rewind", {"seq": "latest"})
     peer = waiting(world, f"{POLL}&wait=30")
-    world.publish(1, "logs.new")
+    world.add(1, "logs.new")
     assert places(peer.answer()[1]) == [("logs.new", 1)]
 
 
@@ -306,7 +247,7 @@ def test_rewinding_to_a_time_finds_its_number_in_each_stream() -> None:
     for second, streams in ((1, ("logs.a", "logs.b")), (9, ("logs.b", "logs.b"))):
         world.journal.now = lambda second=second: second * 1_000_000
         for stream in streams:
-            world.publish(1, stream)
+            world.add(1, stream)
     world.ask("GET /streams/*?match=logs.*&subscription=a&from=1")
     shown = world.ask("POST /subscriptions/a/rewind", {"since": "1970-01-01T00:00:05Z"})[1]
     assert (shown["lag"], world.broker.table.find("a").places) == (2, {"logs.a": 1, "logs.b": 1})
@@ -394,21 +335,22 @@ def test_a_read_whose_record_does_not_come_is_refused_and_may_be_repeated(query:
         world.clock.advance(seconds - 0.1)
         assert peer.hear() == b""
     world.clock.advance(0.1)
-    status, answer = peer.answer()
-    assert status == 503
-    assert b"retry-after:" in peer.head.lower()
-    assert answer["retriable"] is True
-    assert answer["error"] == f"stream 's' ends at number 10 on this server, and 12 has not come within {seconds} s"
-    assert world.broker.counters.counts["http", "not-here-yet"] == 1
+    answer = peer.reply()
+    assert (answer.status, answer.json["retriable"]) == (503, True)
+    assert "retry-after" in answer.headers
+    assert (
+        answer.json["error"] == f"stream 's' ends at number 10 on this server, and 12 has not come within {seconds} s"
+    )
+    assert world.count("not-here-yet") == 1
     assert peer.ask("GET /streams/s?from=10")[0] == 200, "the connection stays usable"
 
 
 def test_head_request_waits_for_the_record_too() -> None:
     world = World()
     peer = waiting(world, "HEAD /streams/s?at-least=12")
-    world.publish(2)
-    assert peer.answer() == (200, [])
-    assert b"fyrehose-last: 12" in peer.head.lower()
+    world.add(2)
+    answer = peer.reply()
+    assert (answer.status, answer.body, answer.headers["fyrehose-last"]) == (200, b"", "12")
 
 
 @pytest.mark.parametrize(
@@ -429,7 +371,7 @@ def test_a_waiting_read_counts_as_a_subscription_of_its_address() -> None:
     world = World(limits=PeerLimits(subscriptions=1))
     first = waiting(world)
     assert world.peer().ask("GET /streams/s?at-least=12")[0] == 429
-    world.publish(2)
+    world.add(2)
     assert first.answer()[0] == 200
     assert world.broker.fanout.subscribers("s") == 0
     waiting(world, "GET /streams/s?at-least=14")
@@ -470,7 +412,7 @@ def test_a_follower_serves_a_record_when_it_has_come() -> None:
     world.broker.follows = True
     peer = waiting(world)
     world.journal.state, world.broker.follows = JournalState.WRITABLE, False
-    world.publish(2)
+    world.add(2)
     assert peer.answer()[0] == 200
 
 
@@ -598,7 +540,7 @@ class Requests:
     def publish(self, stream: str = "") -> None:
         stream = stream or self.dice.choice(("s", "s", "logs.a", "logs.b", "logs.c"))
         for _ in range(self.dice.choice((1, 1, 3, 12))):
-            self.world.broker.publish([Run.of(stream, [b"x"], source="test")])
+            self.world.publish(b"x", stream=stream)
             oldest, last = self.streams.get(stream, (1, 0))
             self.streams[stream] = oldest, last + 1
             for name, named in self.named.items():

@@ -11,8 +11,7 @@ import pytest
 from fyrehose.net.inflight import InFlight
 from fyrehose.protocols.http.session import KEYED, NDJSON
 from fyrehose.testing import ClientSide, MemoryJournal
-
-from .test_consuming import HttpWorld
+from tests.doubles.http_world import HttpWorld
 
 
 @attrs.define

@@ -12,8 +12,7 @@ from fyrehose.interfaces import JournalState
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal
-
-from .test_consuming import HttpPeer, HttpWorld
+from tests.doubles.http_world import HttpPeer, HttpWorld
 
 
 class World(HttpWorld):
@@ -22,15 +21,15 @@ class World(HttpWorld):
     def __init__(self, policy: Any = None, journal: MemoryJournal | None = None, **settings: Any) -> None:
         super().__init__(policy, journal, **settings)
         if journal is None:
-            self.publish(10)
+            self.add(10)
 
     def restarted(self) -> World:
         self.broker.table.close()
         return World(journal=self.journal)
 
-    def publish(self, count: int, stream: str = "orders") -> None:
+    def add(self, count: int, stream: str = "orders") -> None:
         last = self.broker.bounds(stream)[1]
-        self.broker.publish([Run.of(stream, [b"%d" % (last + each + 1) for each in range(count)], source="test")])
+        self.publish(*(b"%d" % (last + each + 1) for each in range(count)), stream=stream)
 
     def create(self, **fields: Any) -> tuple[int, Any]:
         place = {} if "match" in fields else {"stream": "orders"}
@@ -279,7 +278,7 @@ def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
 def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
     world, peer = waiting(20, lease=10)
     world.clock.advance(15.0625)
-    world.publish(1)
+    world.add(1)
     status, answer = peer.answer()
     assert (status, answer["waited"], [record["seq"] for record in answer["records"]]) == (200, 15.062, [11])
     (lease,) = world.show()["leases"]
@@ -289,7 +288,7 @@ def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_
 def test_disconnected_client_is_leased_no_record() -> None:
     world, peer = waiting()
     peer.leave()
-    world.publish(1)
+    world.add(1)
     assert world.show()["in_flight"] == 0
     assert [each["seq"] for each in world.lease(1, "w2")] == [11]
 
@@ -340,9 +339,9 @@ def test_a_paused_subscription_leases_nothing() -> None:
 
 def test_pattern_can_be_shared_by_workers() -> None:
     world = World()
-    world.publish(2, "logs.a")
+    world.add(2, "logs.a")
     world.create(match="logs.*", dead="logs.dead")
-    world.publish(2, "logs.b")
+    world.add(2, "logs.b")
     records = world.lease(9) + world.lease(9)
     assert sorted((each["stream"], each["seq"]) for each in records) == [
         ("logs.a", 1),

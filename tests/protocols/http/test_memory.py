@@ -28,10 +28,9 @@ def test_with_full_memory_every_refusal_says_try_again(request_line: str, status
     room = world.broker.budget.limit // 2 - world.broker.budget.kept
     assert world.broker.budget.keep(room), "as the subscriptions of others do"
     peer = world.peer()
-    found, answer = peer.ask(request_line)
-    assert (found, answer["retriable"]) == (status, True)
-    assert b"\r\nRetry-After: 5" in peer.head
-    assert "server.memory" in answer["error"]
+    answer = peer.request(request_line)
+    assert (answer.status, answer.json["retriable"], answer.headers["retry-after"]) == (status, True, "5")
+    assert "server.memory" in answer.json["error"]
     world.broker.budget.forget(room)
     peer.say(request_line)
     assert peer.hear().startswith(b"HTTP/1.1 200 "), "the same request, later"

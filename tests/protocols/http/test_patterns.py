@@ -16,8 +16,7 @@ from fyrehose.net.turns import STEPS
 from fyrehose.protocols.http import patterns
 from fyrehose.protocols.http.answers import TURN_RECORDS
 from fyrehose.records import Run
-
-from .test_consuming import HttpPeer, HttpWorld
+from tests.doubles.http_world import HttpPeer, HttpWorld
 
 
 class World(HttpWorld):
@@ -26,10 +25,7 @@ class World(HttpWorld):
     def __init__(self, policy: Any = None, **settings: Any) -> None:
         super().__init__(policy, **settings)
         for stream in ("logs.a", "logs.b", "other"):
-            self.publish(stream, b"old")
-
-    def publish(self, stream: str, *payloads: bytes) -> None:
-        self.broker.publish([Run.of(stream, payloads, source="test")])
+            self.publish(b"old", stream=stream)
 
 
 def events(peer: HttpPeer) -> list[tuple[str, int]]:
@@ -49,7 +45,7 @@ def following() -> tuple[World, HttpPeer]:
 def test_streams_are_listed_with_their_bounds_size_and_ages() -> None:
     world = World()
     world.factory.now = lambda: 5.123456
-    world.publish("logs.b", b"newer")
+    world.publish(b"newer", stream="logs.b")
     assert world.ask("GET /streams")[1]["matching"] == 3
     listed = {"name": "logs.b", "first": 1, "last": 2, "bytes": 8, "oldest_age": 4.123456, "newest_age": 4.123456}
     assert world.ask("GET /streams?match=logs.*&limit=1&page=1") == (
@@ -110,22 +106,22 @@ def test_invalid_requests_are_refused(line: str, status: int) -> None:
 def test_all_streams_that_match_are_followed_in_one_answer() -> None:
     world, peer = following()
     for stream in ("logs.a", "other", "logs.b"):
-        world.publish(stream, b"new")
+        world.publish(b"new", stream=stream)
     assert sorted(events(peer)) == [("logs.a", 2), ("logs.b", 2)]
 
 
 def test_streams_that_are_created_later_are_followed_from_their_first_record() -> None:
     world, peer = following()
-    world.publish("logs.new", b"1", b"2")
-    world.publish("elsewhere", b"1")
-    world.publish("logs.new", b"3")
+    world.publish(b"1", b"2", stream="logs.new")
+    world.publish(b"1", stream="elsewhere")
+    world.publish(b"3", stream="logs.new")
     assert events(peer) == [("logs.new", 1), ("logs.new", 2), ("logs.new", 3)]
 
 
 def test_a_retired_stream_that_comes_back_is_followed_once() -> None:
     world, peer = following()
     world.broker.retire(["logs.a"])
-    world.publish("logs.a", b"again")
+    world.publish(b"again", stream="logs.a")
     assert events(peer) == [("logs.a", 2)]
 
 
@@ -134,7 +130,7 @@ def test_a_peer_follows_only_what_it_may_read() -> None:
     peer = world.say("GET /streams/*/live?match=*")
     peer.hear()
     for stream in ("other", "new", "logs.new", "logs.a"):
-        world.publish(stream, b"x")
+        world.publish(b"x", stream=stream)
     assert sorted(events(peer)) == [("logs.a", 2), ("logs.new", 1)]
 
 
@@ -142,7 +138,7 @@ def test_a_peer_that_does_not_read_pauses_every_stream() -> None:
     world, peer = following()
     peer.protocol.pauseProducing()
     for stream in ("logs.a", "logs.b", "logs.new"):
-        world.publish(stream, b"new")
+        world.publish(b"new", stream=stream)
     assert events(peer) == []
     peer.protocol.resumeProducing()
     assert sorted(events(peer)) == [("logs.a", 2), ("logs.b", 2), ("logs.new", 1)]
@@ -150,7 +146,7 @@ def test_a_peer_that_does_not_read_pauses_every_stream() -> None:
 
 def test_many_small_records_are_sent_in_several_turns() -> None:
     world, peer = following()
-    world.publish("logs.a", *[b"x"] * (3 * TURN_RECORDS))
+    world.publish(*[b"x"] * (3 * TURN_RECORDS), stream="logs.a")
     assert len(events(peer)) == 3 * TURN_RECORDS
 
 
@@ -158,7 +154,7 @@ def test_a_gap_names_its_stream() -> None:
     world, peer = following()
     peer.protocol.pauseProducing()
     for payload in (b"2", b"3", b"4"):
-        world.publish("logs.a", payload)
+        world.publish(payload, stream="logs.a")
     world.journal.forget("logs.a", 4)
     peer.protocol.resumeProducing()
     assert b'event: gap\ndata: {"stream": "logs.a", "first": 2, "last": 3}' in peer.hear()
@@ -167,11 +163,11 @@ def test_a_gap_names_its_stream() -> None:
 def test_the_number_of_streams_is_limited() -> None:
     world = World()
     for number in range(patterns.MOST_STREAMS - 2):  # besides logs.a and logs.b
-        world.publish(f"logs.{number}", b"old")
+        world.publish(b"old", stream=f"logs.{number}")
     peer = world.say("GET /streams/*/live?match=logs.*")
     peer.hear()
-    world.publish("logs.c", b"x")
-    world.publish("logs.d", b"x")
+    world.publish(b"x", stream="logs.c")
+    world.publish(b"x", stream="logs.d")
     assert peer.hear().count(b"more than 1000 streams match") == 1
     assert len(world.broker.fanout.cursors) == patterns.MOST_STREAMS == 1_000
 
@@ -182,7 +178,7 @@ class TestWhileStreamsAreBeingSubscribed:
     def asked(self) -> tuple[World, HttpPeer]:
         world = World()
         for number in range(2 * STEPS):
-            world.publish(f"logs.{number}", b"old")
+            world.publish(b"old", stream=f"logs.{number}")
         peer = world.say("GET /streams/*/live?match=logs.*")
         assert 0 < len(world.broker.fanout.cursors) <= STEPS
         assert peer.transport.value() == b""
@@ -190,9 +186,9 @@ class TestWhileStreamsAreBeingSubscribed:
 
     def test_a_stream_that_begins_is_followed_from_its_first_record(self) -> None:
         world, peer = self.asked()
-        world.publish("logs.new", b"1")
-        world.publish("logs.new", b"2")
-        world.publish("logs.0", b"new")
+        world.publish(b"1", stream="logs.new")
+        world.publish(b"2", stream="logs.new")
+        world.publish(b"new", stream="logs.0")
         heard = []
         while not (new := events(peer)):
             assert world.clock.getDelayedCalls()
@@ -211,14 +207,14 @@ class TestWhileStreamsAreBeingSubscribed:
         while not peer.hear():
             assert world.clock.getDelayedCalls()
         assert len(world.broker.fanout.cursors) == 2 * STEPS + 2
-        world.publish(last, b"new")
+        world.publish(b"new", stream=last)
         assert events(peer).count((last, 2)) == 1
 
     def test_a_peer_that_leaves_ends_it(self) -> None:
         world, peer = self.asked()
         peer.leave()
         peer.hear()
-        world.publish("logs.new", b"x")
+        world.publish(b"x", stream="logs.new")
         assert len(world.broker.fanout.cursors) == 0
 
     def test_a_peer_that_had_finished_sending_gets_an_answer_that_ends(self) -> None:
@@ -239,15 +235,15 @@ class TestWhileStreamsAreBeingSubscribed:
         world, peer = self.asked()
         world.broker.retire([stream for stream in world.journal.ends() if stream != "other"])
         assert peer.hear().startswith(b"HTTP/1.1 200")
-        world.publish("logs.new", b"x")
+        world.publish(b"x", stream="logs.new")
         assert events(peer) == [("logs.new", 1)]
 
     def test_one_address_may_have_no_more_subscriptions_than_its_limit(self) -> None:
         world = World(limits=PeerLimits(subscriptions=STEPS + 10))
         for number in range(2 * STEPS):
-            world.publish(f"logs.{number}", b"old")
+            world.publish(b"old", stream=f"logs.{number}")
         assert world.ask("GET /streams/*/live?match=logs.*")[0] == 429
-        world.publish("logs.new", b"x")
+        world.publish(b"x", stream="logs.new")
         assert len(world.broker.fanout.cursors) == 0
 
 
@@ -257,7 +253,7 @@ def test_subscriptions_count_against_the_limit_of_the_address() -> None:
     assert len(world.broker.fanout.cursors) == 0
     peer = world.say("GET /streams/*/live?match=logs.a*")
     peer.hear()
-    world.publish("logs.ab", b"x")
+    world.publish(b"x", stream="logs.ab")
     assert b"is not followed" in peer.hear()
 
 
@@ -265,7 +261,7 @@ def test_disconnected_peer_leaves_no_subscriptions_behind() -> None:
     world, peer = following()
     peer.protocol.connectionLost(Failure(ConnectionDone()))
     assert len(world.broker.fanout.cursors) == 0
-    world.publish("logs.new", b"x")
+    world.publish(b"x", stream="logs.new")
     assert len(world.broker.fanout.cursors) == 0
 
 

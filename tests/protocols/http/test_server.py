@@ -12,14 +12,10 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.address import IPv4Address
-from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import Policy, Rule, parse
 from fyrehose.broker.quotas import PeerLimits
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.signed import SHORTEST_KEY, sign
 from fyrehose.broker.streams import UNLIMITED, StreamRule, StreamRules
 from fyrehose.errors import JournalCorrupt
@@ -29,87 +25,13 @@ from fyrehose.net.holding import FIRST
 from fyrehose.net.tcp import CLOSE_TIMEOUT_S
 from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
-from fyrehose.protocols.http.server import MOST_RANGES, HttpFactory, HttpSettings, Upload
+from fyrehose.protocols.http.server import MOST_RANGES, HttpSettings, Upload
 from fyrehose.records import MAX_PAYLOAD, Run
 from fyrehose.standing import ServerRole, Standing
-from fyrehose.testing import ClientSide, MemoryJournal
+from fyrehose.testing import MemoryJournal
+from tests.doubles.http_world import HttpPeer, HttpWorld
 
-Lines = list[dict[str, Any]]
-
-
-@attrs.frozen
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def lines(self) -> Lines:
-        return [json.loads(line) for line in self.body.splitlines()]
-
-
-class HttpPeer(ClientSide):
-    """An HTTP client."""
-
-    def say(self, line: str, *headers: str, body: bytes | None = None) -> None:
-        lines = [f"{line} HTTP/1.1", "Host: localhost", *headers]
-        if body is not None:
-            lines.append(f"Content-Length: {len(body)}")
-        self.send("\r\n".join([*lines, "", ""]).encode() + (body or b""))
-
-    def hear(self) -> bytes:
-        """Return the bytes written since the last call."""
-        return self.received()
-
-    def answer(self) -> Answer:
-        """Return the answer written since the last call, with its chunks joined."""
-        head, _, rest = self.hear().partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-        if headers.get("transfer-encoding") == "chunked":
-            body = b""
-            while rest:
-                size, _, rest = rest.partition(b"\r\n")
-                body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
-            rest = body
-        return Answer(int(first.split()[1]), headers, rest)
-
-    def ask(self, line: str, *headers: str, body: bytes | None = None) -> Answer:
-        self.say(line, *headers, body=body)
-        return self.answer()
-
-
-@attrs.define(eq=False)
-class Server:
-    journal: MemoryJournal
-    broker: Broker
-    clock: Clock
-    factory: Any
-
-    def connect(self, port: int = 5000) -> HttpPeer:
-        return HttpPeer.connect(self.factory, self.clock, port=port)
-
-    def say(self, line: str, *headers: str, body: bytes | None = None) -> HttpPeer:
-        """Return a peer that has sent a request."""
-        peer = self.connect()
-        peer.say(line, *headers, body=body)
-        return peer
-
-    def ask(self, line: str, *headers: str, body: bytes | None = None) -> Answer:
-        return self.say(line, *headers, body=body).answer()
-
-    def publish(self, *payloads: bytes, stream: str = "s") -> None:
-        self.broker.publish([Run.of(stream, payloads, source="test")])
-
-    def count(self, what: str) -> int:
-        return self.broker.counters.counts["http", what]
-
-
-Make = Callable[..., Server]
+Make = Callable[..., HttpWorld]
 
 
 @pytest.fixture
@@ -122,28 +44,24 @@ def make() -> Make:
         epoch: str = "",
         role: ServerRole = ServerRole.ALONE,
         **settings: Any,
-    ) -> Server:
-        journal, clock = MemoryJournal(auto=auto, epoch=epoch, cluster=Standing(role)), Clock()
-        guard = Guard() if policy is None else Guard(parse({"allow": policy}))
-        broker = Broker(clock, journal, Sequencer(), guard=guard, limits=limits or PeerLimits(), rules=rules)
-        broker.open()
-        factory = HttpFactory(broker, HttpSettings(**{"refusal_delay": 0.0, **settings}), clock)
-        return Server(journal, broker, clock, factory)
+    ) -> HttpWorld:
+        journal = MemoryJournal(auto=auto, epoch=epoch, cluster=Standing(role))
+        return HttpWorld(policy, journal, settings, limits=limits or PeerLimits(), rules=rules)
 
     return make
 
 
 @pytest.fixture
-def server(make: Make) -> Server:
+def server(make: Make) -> HttpWorld:
     return make()
 
 
 def test_post_is_answered_once_the_message_is_durable(make: Make) -> None:
     server = make(auto=False)
-    peer = server.say("POST /streams/log", "Content-Type: text/plain", body=b"hello")
+    peer = server.say("POST /streams/log", b"hello", "Content-Type: text/plain")
     assert peer.hear() == b""
     server.journal.commit()
-    assert peer.answer().json == {"stream": "log", "count": 1, "first": 1, "last": 1}
+    assert peer.reply().json == {"stream": "log", "count": 1, "first": 1, "last": 1}
     (record,) = (record for run in server.journal.read("log", 1, 100) for record in run.records())
     assert (record.payload, record.source, record.content_type) == (b"hello", "http", "text/plain")
     assert record.producer == "127.0.0.1:5000"
@@ -160,17 +78,17 @@ def _logs(*bodies: dict[str, Any]) -> tuple[str, bytes]:
 
 def test_otlp_logs_are_answered_once_they_are_durable(make: Make) -> None:
     server = make(auto=False, otlp_stream="apps")
-    peer = server.connect()
+    peer = server.peer()
     head, body = _logs({"stringValue": "one"}, TOO_MANY, {"intValue": "2"})
-    peer.say("POST /v1/logs", head, body=body)
+    peer.say("POST /v1/logs", body, head)
     assert peer.hear() == b""
     server.journal.commit()
-    answer = peer.answer()
+    answer = peer.reply()
     assert (answer.status, answer.json["partialSuccess"]["rejectedLogRecords"]) == (200, "1")
     assert server.count("rejected-log-records") == 1
     payloads = [bytes(payload) for run in server.journal.read("apps", 1, 100) for payload in run.payloads()]
     assert payloads == [b'{"body": "one"}', b'{"body": 2}']
-    assert peer.ask("POST /v1/logs", head, body=_logs(TOO_MANY)[1]).status == 200
+    assert peer.request("POST /v1/logs", _logs(TOO_MANY)[1], head).status == 200
     assert server.count("rejected-log-records") == 2, "a body without any other log record counts, too"
 
 
@@ -178,15 +96,15 @@ def test_otlp_logs_need_the_right_to_publish_to_their_stream(make: Make) -> None
     server = make(policy=[{"network": "0.0.0.0/0", "publish": ["apps"]}])
     for size in (1, 100_000):
         head, body = _logs({"stringValue": "x" * size})
-        assert server.ask("POST /v1/logs", head, body=body).status == 401, "another token may have the right"
+        assert server.request("POST /v1/logs", body, head).status == 401, "another token may have the right"
     assert server.journal.ends() == {}
 
 
-def test_published_lines_are_read_back_unchanged(server: Server) -> None:
-    peer = server.connect()
-    answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\n[2]\r\n\n"3"')
+def test_published_lines_are_read_back_unchanged(server: HttpWorld) -> None:
+    peer = server.peer()
+    answer = peer.request("POST /streams/s", b'{"a": 1}\n[2]\r\n\n"3"', "Content-Type: application/x-ndjson")
     assert (answer.status, answer.json) == (200, {"stream": "s", "count": 3, "first": 1, "last": 3})
-    answer = peer.ask("GET /streams/s")
+    answer = peer.request("GET /streams/s")
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert (answer.headers["fyrehose-oldest"], answer.headers["fyrehose-last"]) == ("1", "3")
     assert [line["payload"] for line in answer.lines] == ['{"a": 1}', "[2]", '"3"']
@@ -194,13 +112,13 @@ def test_published_lines_are_read_back_unchanged(server: Server) -> None:
 
 
 def test_lines_that_are_not_json_have_no_content_type(server: Any) -> None:
-    peer = server.connect()
-    answer = peer.ask("POST /streams/s", "Content-Type: application/x-ndjson", body=b'{"a": 1}\nno json\n2')
+    peer = server.peer()
+    answer = peer.request("POST /streams/s", b'{"a": 1}\nno json\n2', "Content-Type: application/x-ndjson")
     assert answer.json == {"stream": "s", "count": 3, "first": 1, "last": 3}
-    lines = peer.ask("GET /streams/s").lines
+    lines = peer.request("GET /streams/s").lines
     assert [line.get("content_type") for line in lines] == ["application/json", None, "application/json"]
-    assert peer.ask("POST /streams/s", "Content-Type: application/json", body=b"{").json["last"] == 4
-    assert "content_type" not in peer.ask("GET /streams/s?from=4").lines[0]
+    assert peer.request("POST /streams/s", b"{", "Content-Type: application/json").json["last"] == 4
+    assert "content_type" not in peer.request("GET /streams/s?from=4").lines[0]
     assert server.broker.counters.counts["http", "not-json"] == 2
 
 
@@ -214,7 +132,7 @@ def test_number_of_ranges_in_an_answer_is_limited(count: int) -> None:
     assert upload.answer() == expected | ({"ranges": ranges} if count == MOST_RANGES else {})
 
 
-CHUNKED = ("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+CHUNKED = ("POST /streams/s", None, "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
 
 
 @attrs.define(eq=False)
@@ -241,9 +159,9 @@ class Body:
 class Uploads:
     """Bodies over two connections, commits, publishes of others in between, and a disk that is full at times."""
 
-    def __init__(self, seed: int, server: Server) -> None:
+    def __init__(self, seed: int, server: HttpWorld) -> None:
         self.dice, self.server, self.full, self.end = Random(seed), server, False, 0
-        self.peers, self.bodies = [server.connect(), server.connect(5001)], [Body(), Body()]
+        self.peers, self.bodies = [server.peer(), server.peer(5001)], [Body(), Body()]
         self.seen: Counter[int] = Counter()
         self.refused: Counter[str] = Counter()
         for peer in self.peers:
@@ -301,7 +219,7 @@ class Uploads:
         if body.status is None or body.pending:
             assert peer.hear() == b"", "it is not known yet which messages are durable"
             return
-        answer = peer.answer()
+        answer = peer.reply()
         assert answer.status == body.status
         found = {what: value for what, value in answer.json.items() if what not in ("error", "retriable")}
         assert (found or {"published": 0}) == body.answer()
@@ -309,7 +227,7 @@ class Uploads:
         if body.status != 200:
             assert answer.json["error"], "a refusal says why"
             peer.leave()
-            self.peers[at] = self.server.connect()
+            self.peers[at] = self.server.peer()
         self.bodies[at] = Body()
         self.peers[at].say(*CHUNKED)
 
@@ -330,31 +248,31 @@ def test_bodies_are_answered_as_in_a_model_whatever_happens_to_them(make: Make) 
 
 def test_pipelined_requests_are_answered_in_order(make: Make) -> None:
     server = make(auto=False)
-    peer = server.connect()
+    peer = server.peer()
     for n in range(3):
-        peer.say("POST /streams/s", body=b"%d" % n)
+        peer.say("POST /streams/s", b"%d" % n)
     server.journal.commit()
-    assert peer.answer().json["first"] == 1
+    assert peer.reply().json["first"] == 1
     server.journal.commit()
-    assert peer.answer().json["first"] == 2
+    assert peer.reply().json["first"] == 2
     server.journal.commit()
-    assert peer.answer().json["first"] == 3
+    assert peer.reply().json["first"] == 3
 
 
-def test_get_of_an_unknown_stream_is_refused(server: Server) -> None:
-    answer = server.ask("GET /streams/none")
+def test_get_of_an_unknown_stream_is_refused(server: HttpWorld) -> None:
+    answer = server.request("GET /streams/none")
     assert (answer.status, answer.json) == (404, {"error": "there is no stream 'none'"})
     assert server.count("no-such-stream") == 1
 
 
-def test_answer_ends_at_the_last_record_at_the_time_of_the_request(server: Server) -> None:
+def test_answer_ends_at_the_last_record_at_the_time_of_the_request(server: HttpWorld) -> None:
     server.publish(*[b"x" * 300_000] * 3)
     peer = server.say("GET /streams/s")
     server.publish(b"late")
-    assert [line["seq"] for line in peer.answer().lines] == [1, 2, 3]
+    assert [line["seq"] for line in peer.reply().lines] == [1, 2, 3]
 
 
-def test_answer_that_fails_halfway_aborts_the_connection(server: Server) -> None:
+def test_answer_that_fails_halfway_aborts_the_connection(server: HttpWorld) -> None:
     server.publish(b"a")
 
     def damaged(stream: str, start: int) -> None:
@@ -366,7 +284,7 @@ def test_answer_that_fails_halfway_aborts_the_connection(server: Server) -> None
     assert peer.transport.aborted
 
 
-def test_answer_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(server: Server, logged_errors: Any) -> None:
+def test_answer_whose_turn_fails_by_a_bug_ends_its_own_connection(server: HttpWorld, logged_errors: Any) -> None:
     server.publish(b"a")
     server.publish(b"b", stream="other")
 
@@ -375,10 +293,10 @@ def test_answer_whose_turn_fails_by_a_bug_ends_its_connection_and_no_other(serve
             raise RuntimeError("bug")
 
     server.journal.before_read = bug
-    peer, other = server.connect(), server.connect(5001)
+    peer, other = server.peer(), server.peer(5001)
     peer.say("GET /streams/s")
     other.say("GET /streams/other")
-    assert [line["payload"] for line in other.answer().lines] == ["b"]
+    assert [line["payload"] for line in other.reply().lines] == ["b"]
     assert not peer.hear().endswith(b"0\r\n\r\n")
     assert peer.transport.aborted
     (event,) = logged_errors.take()
@@ -407,10 +325,10 @@ def told(heard: bytes) -> list[tuple[str, str]]:
     return found
 
 
-def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
+def test_live_get_sends_new_records_and_keepalives(server: HttpWorld) -> None:
     server.publish(b"before")
-    peer = server.connect()
-    answer = peer.ask("GET /streams/s/live")
+    peer = server.peer()
+    answer = peer.request("GET /streams/s/live")
     assert answer.headers["content-type"] == "text/event-stream"
     assert answer.headers["x-accel-buffering"] == "no"
     assert answer.body == b'event: begin\nid: 1\ndata: {"from": 2, "epoch": ""}\n\n'
@@ -422,7 +340,7 @@ def test_live_get_sends_new_records_and_keepalives(server: Server) -> None:
     assert not server.broker.fanout.cursors
 
 
-def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> None:
+def test_many_small_records_are_sent_in_turns_and_in_order(server: HttpWorld) -> None:
     count = 2 * TURN_RECORDS + 10
     server.publish(*[b"x"] * count)
     peer = server.say("GET /streams/s/live?from=1")
@@ -430,7 +348,7 @@ def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> No
     server.publish(b"late")
     heard = b"".join(peer.hear() for _ in range(3))
     assert [int(line[4:]) for line in heard.splitlines() if line.startswith(b"id: ")] == list(range(count + 2))
-    answer = server.connect(5001).ask(f"GET /streams/s?limit={count - 1}")
+    answer = server.peer(5001).request(f"GET /streams/s?limit={count - 1}")
     assert [line["seq"] for line in answer.lines] == list(range(1, count))
     peer.say("GET /streams/s")
     server.publish(*[b"x"] * count)
@@ -438,14 +356,14 @@ def test_many_small_records_are_sent_in_turns_and_in_order(server: Server) -> No
     server.clock.advance(0)
 
 
-def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
+def test_full_disk_is_answered_with_retry_after(server: HttpWorld) -> None:
     server.journal.enter(JournalState.READ_ONLY, "the disk is full")
-    peer = server.connect()
-    answer = peer.ask("POST /streams/s", body=b"x")
+    peer = server.peer()
+    answer = peer.request("POST /streams/s", b"x")
     assert (answer.status, answer.headers["retry-after"], answer.json["published"]) == (503, "5", 0)
     assert "disk is full" in answer.json["error"]
     server.journal.enter(JournalState.WRITABLE, "room")
-    assert peer.ask("POST /streams/s", body=b"x").status == 200
+    assert peer.request("POST /streams/s", b"x").status == 200
 
 
 @pytest.mark.parametrize(
@@ -457,28 +375,28 @@ def test_full_disk_is_answered_with_retry_after(server: Server) -> None:
         ("figg at 10.0.0.1", None),
     ],
 )
-def test_follower_sends_publishers_to_the_leader(server: Server, leader: str, location: str | None) -> None:
+def test_follower_sends_publishers_to_the_leader(server: HttpWorld, leader: str, location: str | None) -> None:
     server.journal.follow(leader)
     server.broker.open()
-    answer = server.ask("POST /streams/a%2Fb?key=1", body=b"x")
+    answer = server.request("POST /streams/a%2Fb?key=1", b"x")
     assert (answer.status, answer.headers.get("location"), answer.json["published"]) == (503, location, 0)
     assert "another server leads" in answer.json["error"]
     assert server.count("Following") == 1
 
 
-def test_follower_serves_readers(server: Server) -> None:
+def test_follower_serves_readers(server: HttpWorld) -> None:
     server.publish(b"x")
     server.journal.follow()
     server.broker.open()
-    assert server.ask("GET /streams/s").status == 200
+    assert server.request("GET /streams/s").status == 200
 
 
-def test_answer_counts_messages_published_before_the_disk_was_full(server: Server) -> None:
+def test_answer_counts_messages_published_before_the_disk_was_full(server: HttpWorld) -> None:
     peer = server.say(*CHUNKED)
     peer.protocol.dataReceived(b"4\r\na\nb\n\r\n")
     server.journal.enter(JournalState.READ_ONLY, "full")
     peer.protocol.dataReceived(b"2\r\nc\n\r\n2\r\nd\n\r\n")
-    answer = peer.answer()
+    answer = peer.reply()
     assert (answer.status, answer.json["published"], answer.headers["connection"]) == (503, 2, "close")
     assert peer.transport.half_closed, "what still comes is thrown away, so that the answer is seen"
     peer.protocol.dataReceived(b"2\r\ne\n\r\n")
@@ -489,7 +407,7 @@ def test_answer_counts_messages_published_before_the_disk_was_full(server: Serve
 
 @pytest.mark.parametrize("path", ["/streams/s/live", "/streams/*/live?match=*"])
 @pytest.mark.parametrize("reading", [True, False])
-def test_disconnected_live_client_is_not_counted(server: Server, path: str, reading: bool) -> None:
+def test_disconnected_live_client_is_not_counted(server: HttpWorld, path: str, reading: bool) -> None:
     server.publish(b"a")
     peer = server.say(f"GET {path}")
     peer.hear()
@@ -508,7 +426,7 @@ def test_disconnected_live_client_is_not_counted(server: Server, path: str, read
         peer.leave()
 
 
-def test_live_request_of_a_client_that_had_finished_sending_is_not_counted(server: Server) -> None:
+def test_live_request_of_a_client_that_had_finished_sending_is_not_counted(server: HttpWorld) -> None:
     server.publish(b"a")
     peer = server.say("GET /streams/s")
     peer.say("GET /streams/s/live")
@@ -519,7 +437,7 @@ def test_live_request_of_a_client_that_had_finished_sending_is_not_counted(serve
     peer.leave()
 
 
-def test_a_peer_that_has_finished_sending_gets_the_whole_answer(server: Server) -> None:
+def test_a_peer_that_has_finished_sending_gets_the_whole_answer(server: HttpWorld) -> None:
     payloads = [b"%d" % n * 50_000 for n in range(10)]
     server.publish(*payloads)
     peer = server.say("GET /streams/s")
@@ -544,7 +462,7 @@ def test_body_that_ends_with_the_time_or_the_server_is_answered_with_the_count_o
     if not settled:
         assert peer.hear() == b"", "it is not known yet how much of it is durable"
         server.journal.commit()
-    answer = peer.answer()
+    answer = peer.reply()
     assert (answer.status, answer.json["published"]) == (status, 2)
     assert server.journal.ends() == {"s": 2}
 
@@ -558,42 +476,42 @@ def test_publish_that_the_broker_refuses_is_answered_with_its_status(make: Make,
     server.publish(b"x")
     server.broker.restrict("s", 5)
     server.broker.max_streams = 1
-    peer = server.connect()
-    answer = peer.ask(f"POST /streams/{name}", body=b"x" * 6)
+    peer = server.peer()
+    answer = peer.request(f"POST /streams/{name}", b"x" * 6)
     assert answer.status == status
     assert answer.json["error"]
-    assert peer.ask("POST /streams/s", body=b"x").status == 200, "the connection goes on"
+    assert peer.request("POST /streams/s", b"x").status == 200, "the connection goes on"
 
 
 def test_streams_beyond_the_limit_of_a_peer_are_refused_with_advice(make: Make) -> None:
     server = make(limits=PeerLimits(streams=2))
-    peer = server.connect()
-    assert [peer.ask(f"POST /streams/{name}", body=b"x").status for name in "ab"] == [200, 200]
-    refused = peer.ask("POST /streams/c", body=b"x")
+    peer = server.peer()
+    assert [peer.request(f"POST /streams/{name}", b"x").status for name in "ab"] == [200, 200]
+    refused = peer.request("POST /streams/c", b"x")
     assert refused.status == 507
     assert "server.streams-per-address" in refused.json["error"]
     assert server.count("TooManyStreamsFromPeer") == 1
-    assert peer.ask("POST /streams/a", body=b"x").status == 200, "the connection goes on"
+    assert peer.request("POST /streams/a", b"x").status == 200, "the connection goes on"
 
 
 def test_stream_that_no_peer_may_create_is_refused_without_retry_after(make: Make) -> None:
     server = make(rules=StreamRules((StreamRule(names=("closed",), new_streams=False),)))
-    peer = server.connect()
-    refused = peer.ask("POST /streams/closed", body=b"x")
+    peer = server.peer()
+    refused = peer.request("POST /streams/closed", b"x")
     assert refused.status == 403
     assert "retry-after" not in refused.headers
     assert "new-streams = true" in refused.json["error"]
     assert server.count("NewStreamForbidden") == 1
-    assert peer.ask("GET /streams/closed").status == 404, "it was not made"
-    assert peer.ask("POST /streams/open", body=b"x").status == 200, "the connection goes on"
+    assert peer.request("GET /streams/closed").status == 404, "it was not made"
+    assert peer.request("POST /streams/open", b"x").status == 200, "the connection goes on"
 
 
 def test_subscription_beyond_the_limit_of_an_address_is_refused_until_one_ends(make: Make) -> None:
     server = make(limits=PeerLimits(subscriptions=1))
-    first, second = server.connect(), server.connect()
+    first, second = server.peer(), server.peer()
     first.say("GET /streams/a/live")
     assert first.hear().startswith(b"HTTP/1.1 200")
-    refused = second.ask("GET /streams/b/live")
+    refused = second.request("GET /streams/b/live")
     assert (refused.status, refused.headers["retry-after"]) == (429, "5")
     assert "server.subscriptions-per-address" in refused.json["error"]
     assert server.count("TooManySubscriptions") == 1
@@ -611,15 +529,15 @@ RULES = [
 def test_request_that_the_policy_does_not_allow_is_refused(make: Make) -> None:
     server = make(policy=RULES)
     server.publish(b"x", stream="open")
-    peer = server.connect()
+    peer = server.peer()
     for line in ("POST /streams/s", "GET /streams/s", "GET /streams/s/live"):
-        answer = peer.ask(line, body=b"" if line.startswith("POST") else None)
+        answer = peer.request(line, b"" if line.startswith("POST") else None)
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert peer.ask("GET /streams/open").status == 200
+    assert peer.request("GET /streams/open").status == 200
     for token, status in (("secret", 200), ("wrong", 403)):
-        assert peer.ask("POST /streams/s", f"Authorization: Bearer {token}", body=b"x").status == status
-        assert peer.ask("GET /streams/s", f"Authorization: Bearer {token}").status == 403
-    assert peer.ask("POST /streams/s", body=b"x").status == 401, "a token counts for its request"
+        assert peer.request("POST /streams/s", b"x", f"Authorization: Bearer {token}").status == status
+        assert peer.request("GET /streams/s", None, f"Authorization: Bearer {token}").status == 403
+    assert peer.request("POST /streams/s", b"x").status == 401, "a token counts for its request"
     assert server.count("Forbidden") > 0
 
 
@@ -628,8 +546,8 @@ def test_request_that_the_policy_does_not_allow_is_refused(make: Make) -> None:
 def test_large_body_that_the_policy_does_not_allow_is_refused_by_its_head(
     make: Make, length: str, token: str, status: int | None
 ) -> None:
-    peer = make(policy=RULES).connect()
-    peer.say("POST /streams/s", f"Authorization: Bearer {token}", "Expect: 100-continue", length)
+    peer = make(policy=RULES).peer()
+    peer.say("POST /streams/s", None, f"Authorization: Bearer {token}", "Expect: 100-continue", length)
     said = peer.hear()
     assert said.startswith(b"HTTP/1.1 100 " if status is None else b"HTTP/1.1 %d " % status)
     assert b"Continue" in said or b"\r\nConnection: close\r\n" in said
@@ -649,21 +567,21 @@ def test_a_signed_token_in_the_query_follows_one_stream(make: Make) -> None:
     server.broker.guard.change(signing(Rule(rights=dict.fromkeys(Action, ("*",)))))
     rights = {Action.SUBSCRIBE: ["s"], Action.PUBLISH: ["s"]}
     good, forged = sign(rights, 1 << 33, SIGNER), sign(rights, 1 << 33, SIGNER[::-1] + b"x")
-    peer = server.connect()
-    assert peer.ask(f"GET /streams/s/live?from=1&token={forged}").status == 403
-    assert peer.ask(f"HEAD /streams/s/live?from=1&token={good}").status == 200
-    assert peer.ask(f"GET /streams/t/live?token={good}").status == 403
-    assert peer.ask("GET /streams/s/live").status == 401, "a token counts for its request"
+    peer = server.peer()
+    assert peer.request(f"GET /streams/s/live?from=1&token={forged}").status == 403
+    assert peer.request(f"HEAD /streams/s/live?from=1&token={good}").status == 200
+    assert peer.request(f"GET /streams/t/live?token={good}").status == 403
+    assert peer.request("GET /streams/s/live").status == 401, "a token counts for its request"
     for line in (
         f"GET /streams/s?token={good}",
         f"GET /streams/*/live?match=s&token={good}",
         f"POST /streams/s?token={good}",
         "GET /streams/s/live?token=plain",
     ):
-        answer = peer.ask(line, body=b"" if line.startswith("POST") else None)
+        answer = peer.request(line, b"" if line.startswith("POST") else None)
         assert answer.status in (400, 401), line
-    assert peer.ask(f"GET /streams/s/live?token={good}", f"Authorization: Bearer {good}").status == 400
-    answer = peer.ask(f"GET /streams/s/live?from=1&token={good}")
+    assert peer.request(f"GET /streams/s/live?token={good}", None, f"Authorization: Bearer {good}").status == 400
+    answer = peer.request(f"GET /streams/s/live?from=1&token={good}")
     assert answer.status == 200
     assert b"id: 1" in answer.body
 
@@ -672,7 +590,7 @@ def test_a_token_that_has_ended_is_refused_with_401_and_the_reason(make: Make) -
     server = make()
     server.broker.guard.change(signing(Rule(rights={Action.PUBLISH: ("*",)})))
     ended = sign({Action.PUBLISH: ["s"]}, 1_000, SIGNER)
-    answer = server.ask("POST /streams/s", f"Authorization: Bearer {ended}", body=b"x")
+    answer = server.request("POST /streams/s", b"x", f"Authorization: Bearer {ended}")
     assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert "with its token: it ended" in answer.json["error"]
 
@@ -682,8 +600,8 @@ def test_live_answer_ends_when_its_token_expires(make: Make) -> None:
     server.broker.guard.now = lambda: 1_000 + server.clock.seconds()
     server.broker.guard.change(signing(Rule(rights={Action.SUBSCRIBE: ("*",)})))
     token = sign({Action.SUBSCRIBE: ["s"]}, 1_060, SIGNER)
-    peer = server.connect()
-    peer.ask(f"GET /streams/s/live?token={token}")
+    peer = server.peer()
+    peer.request(f"GET /streams/s/live?token={token}")
     server.clock.advance(61)
     assert b"event: ended" in peer.hear()
 
@@ -691,19 +609,19 @@ def test_live_answer_ends_when_its_token_expires(make: Make) -> None:
 def test_a_page_that_may_only_read_uses_no_named_subscription_and_no_token(make: Make) -> None:
     server = make(origins=("*",))
     server.publish(b"x")
-    peer = server.connect()
+    peer = server.peer()
     page = "Origin: https://other.example"
-    assert peer.ask("GET /streams/s", page).lines[0]["payload"] == "x"
+    assert peer.request("GET /streams/s", None, page).lines[0]["payload"] == "x"
     for query in ("subscription=a", f"token={sign({}, 1 << 33, SIGNER)}"):
-        answer = peer.ask(f"GET /streams/s/live?{query}", page)
+        answer = peer.request(f"GET /streams/s/live?{query}", None, page)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (403, "*")
-    assert peer.ask("GET /streams/none", page).headers["access-control-allow-origin"] == "*"
+    assert peer.request("GET /streams/none", None, page).headers["access-control-allow-origin"] == "*"
 
 
 def test_live_get_ends_when_the_policy_forbids_it(make: Make) -> None:
     server = make(policy=RULES)
-    peer = server.connect()
-    peer.ask("GET /streams/open/live")
+    peer = server.peer()
+    peer.request("GET /streams/open/live")
     server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "subscribe": "*"}]}))
     end = peer.hear()
     assert end.count(b"event: ended\n") == 1
@@ -713,10 +631,10 @@ def test_live_get_ends_when_the_policy_forbids_it(make: Make) -> None:
 
 def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -> None:
     server = make(auto=False)
-    publisher, reader, uploader, idle = (server.connect(5000 + n) for n in range(4))
-    publisher.say("POST /streams/s", body=b"x")
+    publisher, reader, uploader, idle = (server.peer(5000 + n) for n in range(4))
+    publisher.say("POST /streams/s", b"x")
     reader.say("GET /streams/s/live")
-    uploader.say("POST /streams/s", "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
+    uploader.say("POST /streams/s", None, "Content-Type: application/x-ndjson", "Transfer-Encoding: chunked")
     uploader.protocol.dataReceived(b"2\r\na\n\r\n")
     drained = server.factory.drain()
     assert idle.transport.disconnecting
@@ -726,10 +644,10 @@ def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -
     assert end.endswith(b"\r\n0\r\n\r\n")
     assert not publisher.transport.disconnecting
     server.journal.commit()
-    answer = uploader.answer()
+    answer = uploader.reply()
     expected = {"error": "the server is closing", "retriable": True, "published": 1}
     assert (answer.status, answer.json) == (503, expected)
-    assert publisher.answer().status == 200
+    assert publisher.reply().status == 200
     assert publisher.transport.disconnecting
     assert not drained.called
     for peer in (publisher, reader, uploader, idle):
@@ -741,9 +659,9 @@ def test_stopping_server_answers_pending_requests_before_it_closes(make: Make) -
 def test_disconnected_peer_leaves_no_memory_or_timers(make: Make) -> None:
     server = make(auto=False)
     for line, body in (("POST /streams/s", b"x"), ("GET /streams/s/live", None)):
-        peer = server.say(line, body=body)
+        peer = server.say(line, body)
         peer.leave()
-    peer = server.say("POST /streams/s", "Content-Length: 1000000")
+    peer = server.say("POST /streams/s", None, "Content-Length: 1000000")
     published = server.broker.budget.used
     peer.protocol.dataReceived(bytes(1000))
     assert server.broker.budget.used == published + 1000
@@ -756,10 +674,10 @@ def test_disconnected_peer_leaves_no_memory_or_timers(make: Make) -> None:
     assert not [call for call in server.clock.getDelayedCalls() if call.active()]
 
 
-def test_body_that_does_not_arrive_times_out(server: Server) -> None:
-    peer = server.say("POST /streams/s", "Content-Length: 1000")
+def test_body_that_does_not_arrive_times_out(server: HttpWorld) -> None:
+    peer = server.say("POST /streams/s", None, "Content-Length: 1000")
     server.clock.advance(31)
-    answer = peer.answer()
+    answer = peer.reply()
     assert (answer.status, answer.json["error"].partition(":")[0]) == (408, "frame-timeout")
 
 
@@ -773,23 +691,23 @@ def test_reading_a_body_pauses_at_the_memory_budget(make: Make) -> None:
     assert peer.transport.producerState == "producing"
 
 
-def test_invalid_http_is_refused_and_the_connection_closed(server: Server) -> None:
-    peer = server.connect()
+def test_invalid_http_is_refused_and_the_connection_closed(server: HttpWorld) -> None:
+    peer = server.peer()
     peer.protocol.dataReceived(b"\x16\x03\x01\x00\x00\r\n\r\n")
-    assert peer.answer().status == 400
+    assert peer.reply().status == 400
     assert peer.transport.disconnecting
     assert server.count("bad-http") == 1
 
 
-def test_foreign_host_is_refused(server: Server) -> None:
-    peer = server.connect()
+def test_foreign_host_is_refused(server: HttpWorld) -> None:
+    peer = server.peer()
     peer.protocol.dataReceived(b"GET /streams/s HTTP/1.1\r\nHost: rebound.example\r\n\r\n")
-    assert peer.answer().status == 421
+    assert peer.reply().status == 421
 
 
 def test_refusal_is_answered_immediately_and_the_connection_closed_later(make: Make) -> None:
     server = make(refusal_delay=3.2)
-    peer = server.connect()
+    peer = server.peer()
     peer.protocol.dataReceived(b"no HTTP at all\r\n\r\n")
     assert peer.transport.value().startswith(b"HTTP/1.1 400 ")
     assert not peer.transport.disconnecting
@@ -800,8 +718,8 @@ def test_refusal_is_answered_immediately_and_the_connection_closed_later(make: M
 def test_address_that_needs_a_token_is_accepted(make: Make) -> None:
     server = make()
     server.broker.guard.change(parse({"allow": [{"token": f"sha256:{digest('secret')}", "publish": "s"}]}))
-    peer = server.connect()
-    assert peer.ask("POST /streams/s", "Authorization: Bearer secret", body=b"x").status == 200
+    peer = server.peer()
+    assert peer.request("POST /streams/s", b"x", "Authorization: Bearer secret").status == 200
 
 
 def test_address_that_no_token_can_allow_is_refused_before_any_request(make: Make) -> None:
@@ -815,28 +733,28 @@ def test_connection_with_a_pending_request_is_not_idle(make: Make) -> None:
     server = make(max_connections=1)
     peer = server.say(*CHUNKED)
     assert not peer.protocol.is_idle()
-    idle = make().connect()
-    idle.ask("GET /")
+    idle = make().peer()
+    idle.request("GET /")
     assert idle.protocol.is_idle()
 
 
 def test_delete_is_answered_once_the_retirement_is_durable(make: Make) -> None:
     server = make(auto=False)
-    peer = server.say("POST /streams/a%2Fb", body=b"x")
+    peer = server.say("POST /streams/a%2Fb", b"x")
     server.journal.commit()
-    assert peer.answer().status == 200
+    assert peer.reply().status == 200
     peer.say("DELETE /streams/a%2Fb")
     assert peer.hear() == b""
     server.journal.commit()
-    answer = peer.answer()
+    answer = peer.reply()
     assert (answer.status, answer.body) == (204, b"")
     assert "content-length" not in answer.headers
     assert "content-type" not in answer.headers
-    assert peer.ask("GET /streams/a%2Fb").status == 404, "the connection goes on"
-    peer.say("POST /streams/a%2Fb", body=b"y")
+    assert peer.request("GET /streams/a%2Fb").status == 404, "the connection goes on"
+    peer.say("POST /streams/a%2Fb", b"y")
     server.journal.commit()
-    assert peer.answer().json == {"stream": "a/b", "count": 1, "first": 2, "last": 2}
-    assert [line["seq"] for line in peer.ask("GET /streams/a%2Fb?from=1").lines] == [2]
+    assert peer.reply().json == {"stream": "a/b", "count": 1, "first": 2, "last": 2}
+    assert [line["seq"] for line in peer.request("GET /streams/a%2Fb?from=1").lines] == [2]
 
 
 @pytest.mark.parametrize(
@@ -855,12 +773,12 @@ def test_delete_that_cannot_retire_a_stream_is_refused(make: Make, line: str, st
     server.broker.publish(
         [Run.of(stream, [b"x"], source="test") for stream in ("s", "bound")], [Run.of(".own", [b"x"], source="test")]
     )
-    peer = server.connect()
-    answer = peer.ask(line)
+    peer = server.peer()
+    answer = peer.request(line)
     assert answer.status == status
     assert said in answer.json["error"]
     assert set(server.journal.ends()) == {"s", ".own", "bound"}
-    assert peer.ask("DELETE /streams/s").status == 204, "the connection goes on"
+    assert peer.request("DELETE /streams/s").status == 204, "the connection goes on"
 
 
 def test_delete_requires_the_right_to_administer(make: Make) -> None:
@@ -870,13 +788,13 @@ def test_delete_requires_the_right_to_administer(make: Make) -> None:
     ]
     server = make(policy=rules)
     server.broker.publish([Run.of(stream, [b"x"], source="test") for stream in ("s", "other")])
-    peer = server.connect()
-    refused = peer.ask("DELETE /streams/s")
+    peer = server.peer()
+    refused = peer.request("DELETE /streams/s")
     assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
     assert "may not administer stream 's'" in refused.json["error"]
     shown = "Authorization: Bearer secret"
-    assert peer.ask("DELETE /streams/other", shown).status == 403
-    assert peer.ask("DELETE /streams/s", shown).status == 204
+    assert peer.request("DELETE /streams/other", None, shown).status == 403
+    assert peer.request("DELETE /streams/s", None, shown).status == 204
     assert set(server.journal.ends()) == {"other"}
     assert server.count("Forbidden") == 2
 
@@ -885,20 +803,20 @@ def test_delete_is_refused_while_the_disk_is_full(make: Make) -> None:
     server = make()
     server.broker.publish([Run.of("s", [b"x"], source="test")])
     server.journal.enter(JournalState.READ_ONLY, "full")
-    refused = server.ask("DELETE /streams/s")
+    refused = server.request("DELETE /streams/s")
     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
 
 
 def test_stopping_server_answers_a_pending_delete(make: Make) -> None:
     server = make(auto=False)
-    peer = server.say("POST /streams/s", body=b"x")
+    peer = server.say("POST /streams/s", b"x")
     server.journal.commit()
-    assert peer.answer().status == 200
+    assert peer.reply().status == 200
     peer.say("DELETE /streams/s")
     peer.protocol.finish()
     assert peer.hear() == b""
     server.journal.commit()
-    assert peer.answer().status == 204
+    assert peer.reply().status == 204
     assert peer.transport.disconnecting
 
 
@@ -910,7 +828,7 @@ def test_read_beyond_the_end_is_logged(make: Make, first: int, lines: int) -> No
     server = make(epoch="e1")
     server.publish(*(b"%d" % number for number in range(5)))
     with capturedLogs() as events:
-        assert server.ask(f"GET /streams/s?from={first}").status == 200
+        assert server.request(f"GET /streams/s?from={first}").status == 200
     assert len([1 for event in events if "this journal is an older copy" in formatEvent(event)]) == lines
 
 
@@ -921,8 +839,8 @@ def test_position_beyond_the_end_of_a_follower_of_a_cluster_is_no_restart(make: 
 
 
 @pytest.mark.parametrize("text", ["e1:", ":x", "e1:-1", "1:2:x"])
-def test_invalid_last_event_id_is_refused(server: Server, text: str) -> None:
-    answer = server.ask("GET /streams/s/live", f"Last-Event-ID: {text}")
+def test_invalid_last_event_id_is_refused(server: HttpWorld, text: str) -> None:
+    answer = server.request("GET /streams/s/live", None, f"Last-Event-ID: {text}")
     assert answer.status == 400
     assert "invalid Last-Event-ID" in answer.json["error"]
 
@@ -930,9 +848,9 @@ def test_invalid_last_event_id_is_refused(server: Server, text: str) -> None:
 def test_answers_name_the_epoch_of_their_numbers(make: Make) -> None:
     server = make(epoch="e1")
     server.publish(b"1")
-    peer = server.connect()
-    assert peer.ask("GET /streams/s").headers["fyrehose-epoch"] == "e1"
-    assert peer.ask("GET /streams").json["epoch"] == "e1"
+    peer = server.peer()
+    assert peer.request("GET /streams/s").headers["fyrehose-epoch"] == "e1"
+    assert peer.request("GET /streams").json["epoch"] == "e1"
 
 
 def test_reads_and_events_begin_at_a_time(make: Make) -> None:
@@ -946,32 +864,32 @@ def test_reads_and_events_begin_at_a_time(make: Make) -> None:
         ("1970-01-01T00:00:20.000001", 4),
         ("2026-01-01", 5),
     ):
-        answer = server.ask(f"GET /streams/s?from={text}")
+        answer = server.request(f"GET /streams/s?from={text}")
         assert [line["seq"] for line in answer.lines] == list(range(first, 5))
         assert answer.headers["fyrehose-from"] == str(first)
-        assert server.ask(f"HEAD /streams/s?from={text}").headers["fyrehose-from"] == str(first)
+        assert server.request(f"HEAD /streams/s?from={text}").headers["fyrehose-from"] == str(first)
         peer = server.say(f"GET /streams/s/live?from={text}")
         assert f'"from": {first}' in peer.hear().decode()
-    assert server.ask("GET /streams/none?from=-1h").status == 404
+    assert server.request("GET /streams/none?from=-1h").status == 404
 
 
 @pytest.mark.parametrize("more", ["", "&subscription=x"])
 def test_json_messages_are_values_if_the_request_says_so(make: Make, more: str) -> None:
     server = make()
     kind = "Content-Type: application/json"
-    server.ask("POST /streams/s", kind, body=b'{"message":"hello"}')
+    server.request("POST /streams/s", b'{"message":"hello"}', kind)
     for payload, found in (("json", {"message": "hello"}), ("text", '{"message":"hello"}')):
-        (line,) = server.ask(f"GET /streams/s?limit=1&payload={payload}").lines
+        (line,) = server.request(f"GET /streams/s?limit=1&payload={payload}").lines
         assert line["payload"] == found
         for path in ("s/live?from=1&", "*/live?match=s*&"):
             peer = server.say(
                 f"GET /streams/{path}payload={payload}{more and more + payload + path[0].replace('*', 'p')}"
             )
             peer.hear()
-            server.ask("POST /streams/s", kind, body=b'{"message":"hello"}')
+            server.request("POST /streams/s", b'{"message":"hello"}', kind)
             *_, event = re.findall(r"data: (.*)", peer.hear().decode())
             assert json.loads(event)["payload"] == found
-    assert server.ask("GET /streams/s?payload=xml").status == 400
+    assert server.request("GET /streams/s?payload=xml").status == 400
 
 
 @pytest.mark.parametrize(
