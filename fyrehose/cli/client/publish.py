@@ -158,6 +158,8 @@ class PublishCounts:
         """Return the counts as one line for people; publishing has taken ``seconds``."""
         messages = f"{counted(self.published, 'message')} ({shown_size(self.size)})"
         if self.acknowledged == self.published:
+            if self.reason:
+                return f"{messages} published and acknowledged, and no more: {self.reason}"
             rate = f", {self.published / seconds:,.0f}/s" if seconds > 0.1 else ""
             return f"{messages} published and acknowledged in {seconds:.1f} s{rate}"
         because = f": {self.reason}" if self.reason else ""

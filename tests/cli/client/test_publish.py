@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import redirect_stderr, suppress
+from random import Random
 from typing import Any
 
+import attrs
 import pytest
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, DeferredQueue, succeed
 from twisted.internet.task import Clock
 
 from fyrehose.cli.client.failures import FinalFailures
 from fyrehose.cli.client.publish import publish_from
 from fyrehose.errors import FyrehoseError, PayloadTooLarge
+from fyrehose.options import counted, shown_size
 
 
 class Publisher:
@@ -120,27 +124,127 @@ def test_publish_succeeds_when_every_message_is_acknowledged(capsys: pytest.Capt
     assert capsys.readouterr().err == "fyrehose: 3 messages (4 bytes) published and acknowledged in 3.0 s, 1/s\n"
 
 
-def test_input_is_read_only_as_the_window_allows() -> None:
-    publisher = connected(Publisher(window=3))
-    source = Messages(*[b"x"] * 100)
-    run = Run(publisher, source)
-    assert source.read == 4
-    for n in range(100):
-        assert len(publisher.published) <= n + 3
-        publisher.acknowledge()
-    assert publisher.most == 3
-    assert run.outcome == [0]
+class Fed:
+    """A source whose batches the test adds; None is its end, and an error that it cannot be read."""
+
+    total = None
+
+    def __init__(self) -> None:
+        self.added: DeferredQueue[list[bytes] | Exception | None] = DeferredQueue()
+
+    async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
+        while (batch := await self.added.get()) is not None:
+            if isinstance(batch, Exception):
+                raise batch
+            yield sum(map(len, batch)), batch
 
 
-def test_refused_message_is_a_failure_but_others_are_published(capsys: pytest.CaptureFixture[str]) -> None:
-    publisher = connected(Publisher())
-    run = Run(publisher, Messages(b"a", b"unfit", b"b", b"c"))
-    publisher.acknowledge(PayloadTooLarge("a is too large"))
-    publisher.acknowledge()
-    publisher.acknowledge()
-    assert run.outcome == [1]
-    said = capsys.readouterr().err
-    assert said == "fyrehose: 4 messages (8 bytes) published, 2 acknowledged, 2 not acknowledged: unfit is too large\n"
+@attrs.define
+class Model:
+    """The command with a window and a timeout; ``summary`` begins with what it says at its end."""
+
+    window: int
+    timeout: int
+    unread: list[list[bytes] | Exception | None] = attrs.field(factory=list)
+    rest: list[bytes] = attrs.field(factory=list)
+    published: list[bytes] = attrs.field(factory=list)
+    under_way: int = 0
+    refused: int = 0
+    reason: str = ""
+    now: int = 0
+    changed: int = 0
+    ended: bool = False
+    summary: str | None = None
+
+    def work(self) -> None:
+        """Read and publish as much as the window allows."""
+        while self.summary is None and not self.ended and (self.rest or self.unread):
+            if not self.rest:
+                batch = self.unread.pop(0)
+                self.ended = batch is None
+                if isinstance(batch, Exception):
+                    self.end(str(batch))
+                self.rest = list(batch) if isinstance(batch, list) else []
+            elif self.under_way == self.window:
+                return
+            else:
+                self.changed = self.changed if self.under_way else self.now
+                self.published.append(self.rest.pop(0))
+                self.under_way += 1
+                if self.published[-1] == b"unfit":
+                    self.settle("unfit is too large")
+        if self.ended and not self.under_way:
+            self.end("")
+
+    def settle(self, refusal: str = "") -> None:
+        self.under_way, self.changed, self.reason = self.under_way - 1, self.now, self.reason or refusal
+        self.refused += bool(refusal)
+
+    def advance(self) -> None:
+        self.now += 1
+        if self.under_way and self.now - self.changed > self.timeout:
+            self.end(f"figg at h:1 has not acknowledged anything for {self.timeout} s; ")
+
+    def end(self, reason: str, head: str = "") -> None:
+        count, size = len(self.published), sum(map(len, self.published))
+        missing, because = self.refused + self.under_way, self.reason or reason
+        self.summary = f"fyrehose: {head}{counted(count, 'message')} ({shown_size(size)}) published"
+        if not missing and because:
+            self.summary += f" and acknowledged, and no more: {because}"
+        elif missing:
+            self.summary += f", {count - missing} acknowledged, {missing} not acknowledged{because and f': {because}'}"
+        else:
+            rate = f", {count / self.now:,.0f}/s" if self.now else ""
+            self.summary += f" and acknowledged in {self.now:.1f} s{rate}"
+
+
+STEPS = ("add", "wait", "acknowledge", "refuse", "unfit", "end", "unreadable", "cancel")
+
+
+def test_random_schedules_of_input_answers_and_silence_end_as_in_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    dice, happened = Random(1), Counter[str]()
+    for number in range(300):
+        model = Model(dice.randint(1, 4), dice.randint(4, 6))
+        publisher, source = connected(Publisher(model.window)), Fed()
+        source.added.put([b"first"])
+        run = Run(publisher, source, model.timeout)
+        model.unread.append([b"first"])
+        model.work()
+        weights = [*dice.choices(range(8, 72), k=3), *dice.choices(range(1, 9), k=4), 1]
+        while model.summary is None:
+            (step,) = dice.choices(STEPS, weights)
+            added: dict[str, list[bytes] | Exception | None] = {
+                "add": [b"x" * dice.randint(1, 9) for _ in range(dice.randint(1, 3))],
+                "unfit": [b"unfit", b"fits"],
+                "end": None,
+                "unreadable": FyrehoseError("x cannot be read"),
+            }
+            if step in added:
+                source.added.put(added[step])
+                model.unread.append(added[step])
+            elif step == "wait":
+                model.advance()
+                run.clock.advance(1)
+            elif step == "cancel":
+                model.end("", "interrupted; ")
+                run.deferred.cancel()
+            elif model.under_way:
+                model.settle("too late" * (step == "refuse"))
+                publisher.acknowledge(FyrehoseError("too late") if step == "refuse" else None)
+            model.work()
+            sent = [message for message in model.published if message != b"unfit"]
+            assert publisher.published == sent, f"other messages after {step} in schedule {number}"
+            assert len(source.added.pending) == len(model.unread), f"input is read too soon or too late after {step}"
+            assert bool(run.outcome) is (model.summary is not None), f"{step} in schedule {number}: {run.outcome}"
+            happened[step] += 1
+        said = capsys.readouterr().err
+        assert said.startswith(model.summary), f"{said!r} in place of {model.summary!r} in schedule {number}"
+        silent, whole = "has not acknowledged" in said, "acknowledged in" in said
+        assert isinstance(run.outcome[0], CancelledError) if step == "cancel" else run.outcome == [int(not whole)]
+        happened.update({"silent": silent, "whole": whole})
+        assert publisher.closed
+        assert not run.clock.getDelayedCalls(), "a timer runs on"
+    assert (+happened).keys() == {*STEPS, "silent", "whole"}, f"not all happened: {happened}"
 
 
 def test_unreachable_server_is_an_error() -> None:
@@ -161,74 +265,6 @@ def test_silent_server_is_an_error_after_the_timeout() -> None:
             "and does its access policy allow this client?"
         )
     ]
-
-
-def test_final_failure_after_publishing_is_reported_with_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    publisher = connected(Publisher())
-    run = Run(publisher, Messages(b"a", b"b"))
-    for _ in range(2):
-        publisher.acknowledge(FyrehoseError("figg at h:1 closes each connection at once"))
-    assert run.outcome == [1]
-    assert "0 acknowledged, 2 not acknowledged: figg at h:1 closes each connection at once" in capsys.readouterr().err
-    assert not run.clock.getDelayedCalls()
-
-
-def test_missing_acknowledgements_are_an_error_after_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
-    publisher = connected(Publisher())
-    run = Run(publisher, Messages(b"a", b"b", b"c", b"d"))
-    publisher.acknowledge()
-    run.clock.pump([1] * 10)
-    assert not run.outcome
-    run.clock.pump([1] * 2)
-    assert run.outcome == [1]
-    assert "has not acknowledged anything for 10 s" in capsys.readouterr().err
-    assert not run.clock.getDelayedCalls()
-
-
-def test_timeout_does_not_count_waiting_for_input() -> None:
-    more: Deferred[None] = Deferred()
-
-    class Slow:
-        total = None
-
-        async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
-            yield 1, [b"a"]
-            await more
-            yield 1, [b"b"]
-
-    publisher = connected(Publisher())
-    run = Run(publisher, Slow())
-    publisher.acknowledge()
-    run.clock.pump([1] * 100)
-    assert not run.outcome
-    more.callback(None)
-    publisher.acknowledge()
-    assert run.outcome == [0]
-
-
-def test_interrupt_prints_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    publisher = connected(Publisher())
-    run = Run(publisher, Messages(b"a", b"b"))
-    publisher.acknowledge()
-    run.deferred.cancel()
-    assert len(run.outcome) == 1
-    said = capsys.readouterr().err
-    assert said == "fyrehose: interrupted; 2 messages (2 bytes) published, 1 acknowledged, 1 not acknowledged\n"
-    assert publisher.closed
-
-
-def test_unreadable_input_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken:
-        total = None
-
-        async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
-            yield 1, [b"a"]
-            raise FyrehoseError("x cannot be read")
-
-    publisher = connected(Publisher())
-    run = Run(publisher, Broken())
-    assert run.outcome == [1]
-    assert capsys.readouterr().err.endswith("0 acknowledged, 1 not acknowledged: x cannot be read\n")
 
 
 def test_empty_input_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
