@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import permutations
 
 import pytest
 
@@ -22,10 +23,9 @@ def test_figures_take_the_whole_time_and_the_busiest_load_maker() -> None:
     case = Case(name="figg/x", protocol="figg", messages=100, subscribers=2)
     outcomes = [
         LoadOutcome(began=10.0, ended=12.0, cpu=0.5, received=190, lost=1),
-        LoadOutcome(began=10.5, ended=11.0, cpu=0.8, latency={"arrived": [1.0, 2.0, 3.0]}),
+        LoadOutcome(began=10.5, ended=11.0, cpu=0.8, received=7, lost=2, latency={"arrived": [1.0, 2.0, 3.0]}),
     ]
-    found = figures(case, outcomes, Cpu(1.0, 0.5, 0.25))
-    assert found == {
+    expected = {
         "rate": 50.0,
         "micros": pytest.approx(10_000.0),
         "user": pytest.approx(5_000.0),
@@ -33,12 +33,14 @@ def test_figures_take_the_whole_time_and_the_busiest_load_maker() -> None:
         "maker": pytest.approx(8_000.0),
         "busy": 0.4,
         "sent": 200,
-        "received": 190,
-        "lost": 1,
+        "received": 197,
+        "lost": 3,
         "arrived.50": 1.0,
         "arrived.99": 2.0,
         "arrived.99.9": 3.0,
     }
+    for order in permutations(outcomes):
+        assert figures(case, order, Cpu(1.0, 0.5, 0.25)) == expected, "the figures depend on the order of load makers"
 
 
 def bout(**changes: object) -> Bout:

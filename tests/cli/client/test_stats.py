@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import groupby, repeat, zip_longest
 from types import SimpleNamespace
 from typing import Any
 
@@ -295,19 +295,28 @@ def test_unreachable_server_is_one_line(command: str) -> None:
     assert url in line
 
 
-def test_top_waits_for_a_server_that_has_answered_and_says_why() -> None:
+def test_top_waits_for_a_server_that_has_answered_and_says_once_in_each_outage_why() -> None:
     """The answers of a proxy, and a lost connection, are times in which the server restarts; a refusal is final."""
-    cut = own(status())[:-9]
-    outage = [proxy(502, Retry_After="0"), b"", cut, proxy(404), own({"error": "starting"}, 503)]
-    with Answering([own(status()), *outage, own(status()), own({"error": "the token has ended"}, 403)]) as server:
+    kinds = {
+        "up": (own(status()), None),
+        "behind a proxy": (proxy(502, Retry_After="0"), "a proxy sent HTTP status 502"),
+        "closed": (b"", "closed the connection before the end of its answer"),
+        "cut": (own(status())[:-9], "closed the connection before the end of its answer"),
+        "other": (proxy(404), "(it answered with HTTP status 404)"),
+        "starting": (own({"error": "starting"}, 503), "refused the request: starting"),
+    }
+    order = ["up", "behind a proxy", "closed", "cut", "other", "starting", "up", "starting", "up"]
+    answers = [kinds[kind][0] for kind in order]
+    with Answering([*answers, own({"error": "the token has ended"}, 403)]) as server:
         words = ["top", "--format", "json", "--interval", "0.5", "--url", server.url]
         result = CliRunner().invoke(main, words)
-    assert len(server.requests) == 8
-    assert [json.loads(line)["version"] for line in result.stdout.splitlines()] == [status()["version"]] * 2
+    assert len(server.requests) == len(order) + 1
+    assert [json.loads(line)["version"] for line in result.stdout.splitlines()] == [status()["version"]] * 3
     *waiting, last = result.stderr.splitlines()
-    assert len(waiting) == 4, "two in a row have the same reason"
-    assert all(line.endswith("; retrying") for line in waiting)
-    assert "a proxy sent HTTP status 502" in waiting[0]
+    expected = [reason for reason, _ in groupby(kinds[kind][1] for kind in order) if reason]
+    for said, reason in zip_longest(waiting, expected, fillvalue=""):
+        assert reason in said, f"{said!r} in place of {reason!r}"
+        assert said.endswith("; retrying"), said
     assert last.endswith("refused the request: the token has ended")
     assert result.exit_code == 1
 

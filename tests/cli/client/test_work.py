@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 
 from fyrehose.cli.client.remote import RemoteServer
-from fyrehose.cli.client.work import Handling, client, run_work
+from fyrehose.cli.client.work import COUNTS, Handling, client, run_work
 from fyrehose.errors import ConfigError
 from fyrehose.protocols.http.workers import SharedWork
 from tests.protocols.http.test_leasing import World
@@ -56,21 +59,44 @@ def run(processes: Processes, *works: SharedWork) -> Deferred[int]:
     return Deferred.fromCoroutine(run_work(processes, works, ["handle", "-x"]))
 
 
-def test_exit_status_of_the_command_decides_about_the_record(capsys: pytest.CaptureFixture[str]) -> None:
-    world, processes = World(), Processes([0, 75, 1, 137, *[0] * 6])
-    done = run(processes, share(world))
-    assert done.result == 1
-    shown = world.show()
-    assert (shown["settled_total"], shown["delayed"], shown["in_flight"]) == (7, 3, 0)
-    args, env, data = processes.started[1]
-    assert (args, data) == (["handle", "-x"], b"2")
-    assert (env["FYREHOSE_STREAM"], env["FYREHOSE_SEQ"], env["FYREHOSE_FAILURES"]) == ("orders", "2", "0")
-    said = capsys.readouterr().err
-    assert "record 3 of orders: handle ended with status 1" in said
-    assert "record 4 of orders: handle ended with status 137" in said
-    assert "7 settled, 2 failed, 1 returned" in said
-    world.clock.advance(2)
-    assert [(each["seq"], each["failures"]) for each in world.lease(3)] == [(2, 0), (3, 1), (4, 1)]
+#: What becomes of a record whose process ends with a status; -1: with 0, after another
+#: worker has settled the record.
+OUTCOMES = {0: "settled", 75: "returned", 1: "failed", 137: "failed", -1: "lost"}
+
+
+def test_random_exit_statuses_and_lost_leases_decide_about_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """The worker's clock stands still, so that it does not extend its leases; the server's is that of the model."""
+    dice, happened, statuses = Random(3), Counter[str](), Counter[int | None]()
+    for number in range(40):
+        world, processes, counts, failures = World(), Processes([None] * 99), Counter[str](), Counter[str]()
+        kinds, lines = dice.sample(list(OUTCOMES), dice.randint(1, 4)), list[str]()
+        done = run(processes, share(world, clock=Clock()))
+        while not done.called:
+            args, env, data = processes.started[-1]
+            seq = env["FYREHOSE_SEQ"]
+            assert (args, data, env["FYREHOSE_STREAM"]) == (["handle", "-x"], seq.encode(), "orders")
+            assert env["FYREHOSE_FAILURES"] == f"{failures[seq]}", f"failures of record {seq} in run {number}"
+            status = dice.choice(kinds) if len(processes.started) <= 10 else 0
+            counts[OUTCOMES[status]] += 1
+            failures[seq] += OUTCOMES[status] == "failed"
+            if status in (1, 137):
+                lines.append(f"fyrehose: record {seq} of orders: handle ended with status {status}")
+            if status == -1:
+                world.clock.pump([31, 60])
+                taken = world.lease(99, "w2")
+                items = {str(each["seq"]): [each["seq"], each["token"]] for each in taken}
+                world.settle(done=[items.pop(seq)], untried=[[*item, {"delay": 0}] for item in items.values()])
+                lines.append(f"fyrehose: record {seq} of stream 'orders' was not settled: final")
+            processes.end(max(status, 0))
+        names = [name for name in COUNTS if counts[name] or name == "settled"]
+        lines.append("fyrehose: " + ", ".join(f"{counts[name]} {name}" for name in names))
+        assert capsys.readouterr().err.splitlines() == lines
+        assert done.result == bool(counts["failed"] or counts["lost"]), f"exit status after {lines[-1]}"
+        shown = world.show()
+        assert (shown["settled_total"], shown["in_flight"]) == (counts["settled"] + counts["lost"], 0)
+        statuses[done.result] += 1
+        happened += counts
+    assert (happened.keys(), statuses.keys()) == (set(COUNTS), {0, 1}), "not every outcome, or not both statuses"
 
 
 def test_several_processes_run_at_once() -> None:

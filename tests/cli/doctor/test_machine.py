@@ -97,18 +97,28 @@ def of_size(free: int, kind: str = "ext4", options: tuple[str, ...] = ("rw",)) -
     return lambda path: Disk(100 * GIB, free, (1_000_000, 900_000), Mount(kind, options))
 
 
-@pytest.mark.parametrize(("free", "level"), [(GIB // 8, Level.ERROR), (GIB // 2, Level.WARNING), (50 * GIB, Level.OK)])
-def test_free_space_is_compared_with_min_free(free: int, level: Level, tmp_path: Path) -> None:
-    found = next(iter(disk(tmp_path, JournalSettings(min_free=GIB // 4), of_size(free))))
-    assert (found.subject, found.level) == ("disk", level)
-
-
-def test_retention_has_to_fit_on_the_disk(tmp_path: Path) -> None:
-    empty = of_size(100 * GIB)
-    large, small = (JournalSettings(min_free=GIB, keep_bytes=size * GIB) for size in (200, 50))
-    found = [each.what for each in disk(tmp_path, large, empty) if each.level is Level.WARNING]
-    assert any("keep-bytes is 200.0 GiB" in each for each in found)
-    assert not any("keep-bytes" in each.what for each in disk(tmp_path, small, empty))
+@pytest.mark.parametrize("min_free", [GIB // 4, 3 * GIB])
+def test_space_and_inodes_are_judged_at_each_bound(min_free: int, tmp_path: Path) -> None:
+    """A disk of 100 GiB is nearly full below four times min-free, or below a twentieth, whatever is more."""
+    bounds = (min_free, 4 * min_free, 5 * GIB, 100 * GIB)
+    for free in sorted({bound + more for bound in bounds for more in (-1, 0, 1)} - {100 * GIB + 1}):
+        for keep in (0, 100 * GIB - min_free, 100 * GIB - min_free + 1):
+            for inodes, few in (((0, 0), False), ((1000, 19), True), ((1000, 20), False)):
+                look = Disk(100 * GIB, free, inodes, Mount("ext4", ("rw",)))
+                found = disk(
+                    tmp_path, JournalSettings(min_free=min_free, keep_bytes=keep), lambda path, look=look: look
+                )
+                levels = [(each.level, each.what) for each in found if each.subject == "disk"]
+                level = Level.OK
+                if free < min_free:
+                    level = Level.ERROR
+                elif free < 4 * min_free or free < 5 * GIB:
+                    level = Level.WARNING
+                expected = [(level, "of 100.0 GiB free")]
+                expected += [(Level.WARNING, "journal.keep-bytes is")] * (keep > 100 * GIB - min_free)
+                expected += [(Level.WARNING, "inodes of 1,000 free")] * few
+                assert [level for level, _ in levels] == [level for level, _ in expected], (free, keep, inodes)
+                assert all(words in what for (_, what), (_, words) in zip(levels, expected, strict=True)), levels
 
 
 @pytest.mark.parametrize(
