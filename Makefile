@@ -197,10 +197,8 @@ coverage: .venv/native.stamp
 	$(BIN)/coverage run -m pytest -m 'not live'
 	$(BIN)/coverage report
 
-# Each fuzzer takes a number of executions, and exits with a status other than 0 if one of them failed.
 fuzz: .venv/native.stamp
-	@set -e; for each in $(wildcard tests/verification/fuzz/fuzz_*.py); do \
-		echo "$$each"; $(BIN)/python "$$each" $(call scaled,20000); done
+	$(BIN)/python tests/verification/fuzz/fuzz.py --executions $(call scaled,20000)
 	$(BIN)/python tests/verification/torture/soak.py --attacks $(call scaled,2000)
 
 # Begins with the tests that `make test` runs in a smaller size, or not with the pure-Python kernels.

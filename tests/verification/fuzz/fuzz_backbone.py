@@ -1,19 +1,13 @@
 """Fuzz the backbone with random datagrams: the sessions of server and client, and single frames.
 
-    python tests/verification/fuzz/fuzz_backbone.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  Sessions receive datagrams of every type, alone and in GRO batches, some of them
-damaged, from several sources and at random times.
+Sessions receive datagrams of every type, alone and in GRO batches, some of them damaged, from several sources and at
+random times.
 """
 
 from __future__ import annotations
 
 import struct
-import sys
-from pathlib import Path
 from random import Random
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -183,6 +177,3 @@ def single(data: bytes) -> None:
 
 
 DECODERS = {"server": server, "client": client, "single": single}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

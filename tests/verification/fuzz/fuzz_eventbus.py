@@ -1,21 +1,15 @@
 """Fuzz the event bus: decoders with random messages, sessions of both sides with random bytes, and CURVE.
 
-    python tests/verification/fuzz/fuzz_eventbus.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  The messages are valid ones whose frames are cut, joined, swapped and overwritten, so
-that most of them pass the first check.  A session of the server receives messages behind a valid handshake, cut
-anywhere and with wrong bytes here and there, until the input is used up.
+The messages are valid ones whose frames are cut, joined, swapped and overwritten, so that most of them pass the first
+check.  A session of the server receives messages behind a valid handshake, cut anywhere and with wrong bytes here and
+there, until the input is used up.
 """
 
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from random import Random
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -281,6 +275,3 @@ DECODERS = {
     "both": lambda data: Fuzzer(data).both(),
     "curve": lambda data: Fuzzer(data).curve(),
 }
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

@@ -1,18 +1,12 @@
 """Fuzz Figg with random bytes: the sessions of both sides, and single frames.
 
-    python tests/verification/fuzz/fuzz_figg.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  Sessions receive frames of every type, some of them damaged, once whole and once in
-pieces, and must return the same events.
+Sessions receive frames of every type, some of them damaged, once whole and once in pieces, and must return the same
+events.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -125,6 +119,3 @@ def raw(data: bytes) -> None:
 
 
 DECODERS = {"server": server, "client": client, "raw": raw}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

@@ -1,17 +1,11 @@
 """Fuzz the HTTP listener: requests of every kind, some of them damaged, and random bytes, whole and in pieces.
 
-    python tests/verification/fuzz/fuzz_http.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  Every request must get one answer, and publish the same messages however it is cut.
+Every request must get one answer, and publish the same messages however it is cut.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -143,6 +137,3 @@ def ambiguous(data: bytes) -> None:
 
 
 DECODERS = {"requests": requests, "raw": raw, "ambiguous": ambiguous}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

@@ -1,21 +1,14 @@
 """Fuzz the journal with random bytes: headers, bodies, whole segments, indexes, and subscription files.
 
-    python tests/verification/fuzz/fuzz_journal.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  Checksums are recomputed, so that inputs pass them; all bytes must be either read or
-refused as damage.
+Checksums are recomputed, so that inputs pass them; all bytes must be either read or refused as damage.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import harness
 
@@ -179,6 +172,3 @@ def marks(data: bytes) -> None:
 
 
 DECODERS = {"single": single, "segment": segment, "indexes": indexes, "marks": marks}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

@@ -1,21 +1,14 @@
 """Fuzz lumberjack with random bytes: the server's session, the writer's, and single frames.
 
-    python tests/verification/fuzz/fuzz_lumberjack.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  Sessions receive frames whole and in pieces, and must return the same events; the kept
-inputs begin with valid frames.
+Sessions receive frames whole and in pieces, and must return the same events; the kept inputs begin with valid frames.
 """
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -174,6 +167,3 @@ def single(data: bytes) -> None:
 
 
 DECODERS = {"reader": reader, "raw": raw, "writer": writer, "single": single}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

@@ -1,26 +1,18 @@
 """Fuzz Relink with random bytes: handshakes, packets, the sessions of both sides, and saved links.
 
-    python tests/verification/fuzz/fuzz_relink.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  The bytes are valid packets that are cut, joined and overwritten, so that most pass
-the first check; each session receives them twice, whole and in pieces, and must return the same events.
+The bytes are valid packets that are cut, joined and overwritten, so that most pass the first check; each session
+receives them twice, whole and in pieces, and must return the same events.
 """
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import attrs
-from twisted.internet.task import Clock
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[3]))
-
 import harness
+from twisted.internet.task import Clock
 
 with harness.instrumented("fyrehose.protocols.relink", "fyrehose.kernels.pure"):
     from fyrehose.broker.broker import Broker
@@ -338,6 +330,3 @@ DECODERS = {
     "disks": disks,
     "servers": servers,
 }
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

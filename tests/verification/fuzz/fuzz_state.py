@@ -1,17 +1,6 @@
-"""Fuzz the records of the state of subscriptions: damaged ones are refused, or yield a valid state.
-
-    python tests/verification/fuzz/fuzz_state.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.
-"""
+"""Fuzz the records of the state of subscriptions: damaged ones are refused, or yield a valid state."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import harness
 
@@ -57,6 +46,3 @@ def records(data: bytes) -> None:
 
 
 DECODERS = {"records": records}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

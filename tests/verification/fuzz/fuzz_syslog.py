@@ -1,19 +1,13 @@
 """Fuzz syslog with random bytes: the session, and the fields of messages.
 
-    python tests/verification/fuzz/fuzz_syslog.py [EXECUTIONS [SEED]] [--decoder NAME ...] [--corpus DIR]
-
-harness.py explains the options.  The session receives frames of every kind, some of them damaged, once whole and once
-in pieces, and must return the same events.
+The session receives frames of every kind, some of them damaged, once whole and once in pieces, and must return the same
+events.
 """
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import harness
 
@@ -82,6 +76,3 @@ def fields(data: bytes) -> None:
 
 
 DECODERS = {"session": session, "raw": raw, "fields": fields}
-
-if __name__ == "__main__":
-    sys.exit(harness.main(__file__, DECODERS))

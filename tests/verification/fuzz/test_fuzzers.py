@@ -13,11 +13,8 @@ import pytest
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
 
-harness = import_module("harness")
-FUZZERS = sorted({path.stem.removeprefix("fuzz_") for path in FOLDER.glob("fuzz_*.py")})
-DECODERS = [
-    (fuzzer, name, decoder) for fuzzer in FUZZERS for name, decoder in import_module(f"fuzz_{fuzzer}").DECODERS.items()
-]
+fuzz, harness = import_module("fuzz"), import_module("harness")
+DECODERS = [(fuzzer, name, decoder) for fuzzer in fuzz.FUZZERS for name, decoder in fuzz.decoders_of(fuzzer).items()]
 
 
 @pytest.mark.parametrize(
@@ -30,13 +27,13 @@ def test_fuzzer_accepts_a_few_inputs(
     if fuzzer == "journal":
         monkeypatch.setattr(module, "DIRECTORY", tmp_path)
         monkeypatch.setattr(module, "JOURNAL", tmp_path / "journal")
-    kept = [path.read_bytes() for path in sorted((harness.CORPUS / f"{fuzzer}-{name}").glob("*"))]
+    kept = [path.read_bytes() for path in sorted((fuzz.CORPUS / f"{fuzzer}-{name}").glob("*"))]
     assert kept, "the decoder has no kept inputs"
     for data in kept:
         decoder(data)
     random = Random(7)
     for _ in range(60):
-        decoder(harness._random_input(random, kept))
+        decoder(fuzz.random_input(random, kept))
 
 
 def test_decisions_are_0_when_the_input_is_used_up() -> None:
