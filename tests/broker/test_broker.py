@@ -331,7 +331,7 @@ class TestRetiring:
         clock.advance(0)
         assert not second.deliveries
 
-    def test_a_stream_that_cannot_be_retired_is_refused_and_no_other_is_retired(self) -> None:
+    def test_a_stream_that_cannot_be_retired_is_refused_and_no_other_is_retired(self, log_lines: list[str]) -> None:
         broker, journal, _ = make()
         broker.listeners.append(listener("bound"))
         broker.publish([*drafts(b"a"), *drafts(b"a", stream="bound")], drafts(b"a", stream=".own"))
@@ -349,6 +349,7 @@ class TestRetiring:
         assert broker.retire(["s", "s"]).result is None
         assert isinstance(refused(broker.retire(["s"])), NoSuchStream)
         assert broker.counters.counts["server", "streams-retired"] == 1
+        assert [line for line in log_lines if "retired" in line] == ["stream 's' was retired by the server"]
 
     def test_a_retirement_waits_for_room(self) -> None:
         broker, journal, _ = make(auto=False)

@@ -57,12 +57,20 @@ class Reactor(StoppingReactor):
         return super().listenTCP(port, *args, **more)
 
 
+def journal(reactor: Any, directory: Path, settings: JournalSettings, stream_age: Any, **_: Any) -> ServedJournal:
+    """Return a journal in memory that keeps the settings with which a server begins."""
+    made = ServedJournal()
+    made.change(settings, stream_age)
+    return made
+
+
 class World:
     """A server with a configuration file, without sockets."""
 
-    def __init__(self, folder: Path, logged_errors: Any) -> None:
+    def __init__(self, folder: Path, logged_errors: Any, page: str = PAGE) -> None:
         self.folder, self.logged_errors = folder, logged_errors
-        self.write(PAGE)
+        folder.mkdir(exist_ok=True)
+        self.write(page)
         self.reactor = Reactor()
         options = Options()
         options.parseOptions(["--config", str(folder / "fyrehose.toml"), "--data-dir", str(folder / "data")])
@@ -73,7 +81,7 @@ class World:
             options.resolved,
             reread=options.resolve,
             own=own,
-            make_journal=lambda *_, **__: ServedJournal(),
+            make_journal=journal,
         )
         (folder / "data").mkdir()
         self.server.fyrehose.startService()
@@ -108,6 +116,21 @@ def world(tmp_path: Path, logged_errors: Any) -> Iterator[World]:
     made = World(tmp_path, logged_errors)
     yield made
     made.server.fyrehose.stopService()
+
+
+def in_use(world: World) -> dict[str, Any]:
+    """Return the values of the options that a reload may change, and two limits of streams, as the server uses them."""
+    broker, journal = world.server.fyrehose.broker, world.server.stack.journal
+    return {f"journal.{name}": getattr(journal.settings, name) for name in CHANGEABLE["journal"]} | {
+        "server.max_streams": broker.max_streams,
+        "server.streams_per_address": broker.limits.streams,
+        "server.subscriptions_per_address": broker.subscriptions.most,
+        "server.named_subscriptions": broker.table.room.most,
+        "server.keys_kept": broker.once.kept,
+        "server.drain": world.server.config.server.drain,
+        "stream.keep_age": journal.stream_age and journal.stream_age("s"),
+        "stream.max_payload": broker.rules.max_payload("s"),
+    }
 
 
 def test_a_reload_of_the_same_files_changes_nothing(world: World) -> None:
@@ -166,31 +189,25 @@ def test_reloaded_limits_of_peers_apply_to_later_requests(world: World) -> None:
     peer.subscribe("a", 0, RecordingSink())
 
 
-def test_every_option_that_a_reload_may_change_is_in_use_afterwards(world: World) -> None:
-    broker, journal = world.server.fyrehose.broker, world.server.stack.journal
-
-    def used() -> dict[str, Any]:
-        settings = journal.settings or world.server.config.journal
-        return {f"journal.{name}": getattr(settings, name) for name in CHANGEABLE["journal"]} | {
-            "server.max_streams": broker.max_streams,
-            "server.streams_per_address": broker.limits.streams,
-            "server.subscriptions_per_address": broker.subscriptions.most,
-            "server.named_subscriptions": broker.table.room.most,
-            "server.keys_kept": broker.once.kept,
-            "server.drain": world.server.config.server.drain,
-        }
-
-    before, text = used(), PAGE
+def test_every_option_that_a_reload_may_change_is_in_use_after_a_reload_and_after_a_start(
+    world: World, tmp_path: Path, logged_errors: Any
+) -> None:
+    before, text = in_use(world), PAGE
     for scope, kind in (("journal", JournalSettings), ("server", ServerSettings)):
         text += f"[option.{scope}]\n"
         for name in CHANGEABLE[scope]:
             whole = attrs.fields_dict(kind)[name].type in (int, "int")  # the text, until something has resolved it
             text += f"{typed(name)} = " + ("7000\n" if whole else '"7000s"\n')
-    assert {*before, "server.retire_idle"} == {f"{scope}.{name}" for scope in CHANGEABLE for name in CHANGEABLE[scope]}
+    text += '[[stream]]\nname = "s"\nkeep-age = "7000s"\nmax-payload = 7000\n'
+    changeable = {f"{scope}.{name}" for scope in CHANGEABLE for name in CHANGEABLE[scope]}
+    assert {*before, "server.retire_idle"} == changeable | {"stream.keep_age", "stream.max_payload"}
     assert not world.reload(text).error
-    assert used() == dict.fromkeys(before, 7000), "an option keeps its old value"
+    started = World(tmp_path / "started", logged_errors, text)
+    for server, when in ((world, "after a reload"), (started, "after a start")):
+        assert in_use(server) == dict.fromkeys(before, 7000), f"an option has another value {when}"
+    started.server.fyrehose.stopService()
     world.reload(PAGE)
-    assert used() == before
+    assert in_use(world) == before
 
 
 #: Options with values besides their defaults, and whether a reload changes them.
@@ -245,6 +262,7 @@ def test_listeners_open_and_close(world: World) -> None:
 
 
 def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
+    before = in_use(world)
     world.reactor.taken = (5046,)
     new = "".join(f'"lumberjack/{port}" = "tcp:{port}:interface=127.0.0.1"\n' for port in (5044, 5045, 5046, 5047))
     answer = world.reload(f'[listen]\n{new}[option.journal]\nkeep-age = "7d"\n')
@@ -252,7 +270,7 @@ def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
     assert answer.error.startswith(f"lumberjack/5046 (tcp:5046:interface=127.0.0.1) cannot listen: {at}")
     assert [each.name for each in world.server.fyrehose.broker.listeners] == ["http", "figg"]
     assert len(list(world.server.fyrehose)) == 2, "those that were opened are closed again"
-    assert world.server.stack.journal.settings is None
+    assert in_use(world) == before
 
 
 @pytest.mark.parametrize(
@@ -267,6 +285,7 @@ def test_nothing_changes_if_a_port_is_taken(world: World) -> None:
     ],
 )
 def test_a_broken_file_changes_nothing(world: World, text: str, error: str | None) -> None:
+    before = in_use(world)
     text = text.replace("[listen]\n", '[listen]\n"lumberjack/b" = "tcp:5044:interface=127.0.0.1"\n')
     answer = world.reload(text)
     if error is None:
@@ -276,7 +295,7 @@ def test_a_broken_file_changes_nothing(world: World, text: str, error: str | Non
     assert not answer.changed
     assert next(answer.lines()).startswith("nothing was changed: ")
     assert world.ports == [8117, 8119]
-    assert world.server.stack.journal.settings is None
+    assert in_use(world) == before
     assert world.reload(PAGE) == ReloadAnswer()
 
 
