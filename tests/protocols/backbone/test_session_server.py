@@ -415,6 +415,12 @@ def test_requests_of_a_client_with_a_ration_are_not_forwarded_and_it_receives_no
     bench.sent()
     assert sum(len(bench.receive(request(seq, seq))) for seq in range(10, 20)) == 5
     assert {peer for peer, _ in bench.sent()} == {OTHER}
+    newcomer = ("10.0.0.77", 7)
+    bench.receive(keep_alive(newcomer), source=newcomer)
+    bench.sent()
+    for seq in range(20, 28):
+        found = bench.receive(request(seq, seq, newcomer), source=newcomer)
+        assert found == [Replay(destination=newcomer, first=seq, last=seq)], "forwarded to clients without a ration"
 
 
 def test_threat_request_without_a_keepalive_is_not_answered() -> None:
