@@ -111,10 +111,8 @@ SPARK = "tests/spark"
 #: whose tests wait for clusters, browsers and other programs, while other workers compute.
 LONGEST = (
     SPARK,
-    "tests/live/test_cluster_recovery.py",
     "tests/docs/test_tour.py",
     "tests/live/test_cluster_by_the_page.py",
-    "tests/live/test_cluster_members.py",
     "tests/live/test_page.py",
     "tests/live/test_torture.py",
     "tests/live/test_relink_examples.py",
@@ -124,7 +122,6 @@ LONGEST = (
     "tests/live/test_proxy.py",
     "tests/live/test_forward.py",
     "tests/live/test_cluster.py",
-    "tests/live/test_streams.py",
     "tests/live/test_pipeline.py",
     "tests/live/test_completion.py",
     "tests/live/test_lumberjack.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -16,16 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
 from benchmarks.local_cluster import Cluster, ClusterServer
-from fyrehose.cli.cluster.commands import settings_of
-from fyrehose.cli.cluster.survey import survey
 from fyrehose.journal import scan
 from fyrehose.offline.verify import verify
-from tests.live.conftest import fyrehose, ran, until, with_nats
+from tests.live.conftest import ran, until, with_nats
 
 pytestmark = with_nats(600)
 
@@ -98,27 +94,6 @@ AGAIN = (
     "no server knows the members",
     "can be reached",
 )
-
-
-def run(*words: str, status: int = 0) -> str:
-    """Run a command of `fyrehose cluster`, again if it says so; it must end with *status*.  Return its output."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        ended = fyrehose("cluster", *words, status=None)
-        said = str(ended.stdout + ended.stderr)
-        if ended.returncode == status:
-            return said
-        assert time.monotonic() < deadline, said
-        assert any(each in said for each in AGAIN), f"{ended.returncode}, {said}"
-
-
-def shared_log(cluster: Cluster) -> dict[str, Any]:
-    """Return what `fyrehose cluster status` says about the shared log, once NATS and a server answer."""
-    settings = settings_of(next(iter(cluster.servers.values())).directory / "fyrehose.toml", (), "")
-    deadline = time.monotonic() + PATIENCE
-    while (found := asyncio.run(survey(settings, until=lambda said: True))).log is None:
-        assert time.monotonic() < deadline, found.why
-    return found.log
 
 
 def wait_for(server: ClusterServer, line: str) -> None:
@@ -313,3 +288,17 @@ def test_each_change_of_the_role_is_logged_in_a_line(cluster: Cluster) -> None:
 def test_files_of_a_cluster_are_in_its_directory(cluster: Cluster) -> None:
     for server in cluster.servers.values():
         assert Path(server.directory, "data", "REPLICA").read_text() == f"{server.name}\n"
+
+
+def test_a_store_of_nats_with_little_room_does_not_stop_publishers_while_a_follower_is_away(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.nats.room = "48MB"
+    with cluster:
+        leader = leader_of(cluster)
+        wait_until_identical(cluster)
+        away = next(server for server in cluster.servers.values() if server is not leader)
+        away.stop(signal.SIGKILL)
+        del cluster.servers[away.name]
+        for number in range(60):  # more data than NATS can store
+            publish(cluster, b"%03d" % number + bytes(1_000_000))
+        assert len(wait_until_identical(cluster)) > 60_000_000

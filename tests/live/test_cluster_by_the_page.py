@@ -215,6 +215,7 @@ def test_commands_of_the_page_do_what_it_says(machines: list[Machine]) -> None:
 
     first.run(f"fyrehose cluster remove c {CONFIG}")
     assert third.running["fyrehose"].wait(PATIENCE) == 2
+    first.run(publish)
     third.run(f"fyrehose cluster add {CONFIG}")
     third.start_fyrehose()
     wait_until(first, whole("a", "b", "c"))
@@ -244,7 +245,7 @@ def test_commands_of_the_page_do_what_it_says(machines: list[Machine]) -> None:
     first.run(f"fyrehose cluster leader {CONFIG}")
     first.run(publish)
     wait_until(first, whole("a", "b", "c"))
-    assert [read(machine) for machine in machines] == [["somebody leads"] * 3] * 3
+    assert [read(machine) for machine in machines] == [["somebody leads"] * 4] * 3
 
 
 def test_machine_is_replaced_as_the_page_says(machines: list[Machine]) -> None:
@@ -278,6 +279,8 @@ def test_machine_is_replaced_as_the_page_says(machines: list[Machine]) -> None:
     third.start_fyrehose()
     wait_until(first, whole("a", "b", "d"))
     assert read(third) == [*before, "somebody leads"]
+    log = (third.disk / "fyrehose").read_text()
+    assert "the journal is filled up to position" in log, "the test above has begun the shared log behind all records"
 
     second.stop("nats", signal.SIGKILL)  # the shared log is on the new machine, too
     first.run(publish)
