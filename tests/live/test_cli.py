@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -201,31 +200,6 @@ def test_an_unreachable_server_is_reported_in_one_line_with_status_1(command: st
     assert f"127.0.0.1:{port}" in ended.stderr
     # UDP has no refusal, so the backbone's client finds out by the timeout.
     assert ("did not answer within 2 s" if protocol == "backbone" else "cannot connect to") in ended.stderr
-
-
-def test_a_tail_that_misses_records_names_their_range() -> None:
-    """The server is a plain socket that acknowledges, delivers 5, and answers no REQUEST."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as backbone:
-        backbone.bind(("127.0.0.1", 0))
-        backbone.settimeout(0.1)
-        words = [FYREHOSE, "tail", "--protocol", "backbone", "--from", f"127.0.0.1:{backbone.getsockname()[1]}"]
-        with subprocess.Popen([*words, "--since", "start", "--idle", "2s"], stderr=subprocess.PIPE) as process:
-            asked = 0
-            while process.poll() is None:
-                try:
-                    datagram, source = backbone.recvfrom(2_000)
-                except TimeoutError:
-                    continue
-                if datagram[0] == 0x10:
-                    backbone.sendto(b"\x20" + datagram[13:], source)
-                    backbone.sendto(b"\x01\0\x01" + bytes(5) + b"\x05x", source)
-                asked += datagram[0] == 0x04
-            assert process.stderr is not None
-            said = process.stderr.read().decode()
-    assert (process.returncode, asked > 0) == (1, True)
-    assert said == (
-        "fyrehose: records are missing: records 1 to 4 did not arrive: no longer kept, or the answers were lost\n"
-    )
 
 
 def test_control_characters_are_escaped_on_a_terminal(server: Server) -> None:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket as sockets
 import struct
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +13,6 @@ import pytest
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
-from fyrehose.bench.wires.zmtp import GREETING, ready
 from tests.live.conftest import fyrehose
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -45,10 +38,6 @@ def number(frame: bytes) -> int:
 
 def binary(seq: int) -> bytes:
     return struct.pack(">Q", seq)
-
-
-def decimal(seq: int) -> bytes:
-    return b"%d" % seq
 
 
 class Bus:
@@ -170,13 +159,6 @@ def test_every_command_of_the_event_bus_works_in_both_dialects(serve: Any, bus: 
     assert bus.sync(b"/z/", b"1") == [[b"SYNCEND", b"/z/", b"1"]]
 
 
-def test_a_req_socket_with_its_empty_delimiters_is_served(serve: Any, bus: Bus) -> None:
-    serve()
-    asking = bus.socket(zmq.REQ, 0)
-    asking.send_multipart([b"SYNCSTART", b"", b"7"])
-    assert asking.recv_multipart() == [b"SYNCEND", b"", b"0"]
-
-
 @pytest.mark.parametrize("name", ["select", "poll", "epoll"])
 def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) -> None:
     serve(before=("-n", "--reactor", name))
@@ -185,54 +167,6 @@ def test_events_are_served_with_each_reactor(serve: Any, bus: Bus, name: str) ->
         collector.send_multipart(event(n))
     assert [subscriber.recv_multipart()[5] for n in range(2_000)] == [event(n)[5] for n in range(2_000)]
     assert len(bus.sync(b"/a/")) == 2_001
-
-
-def test_every_event_reaches_a_late_joiner_that_stops_reading_for_4_s(
-    serve: Any, bus: Bus, ladder: Callable[[int, int], int]
-) -> None:
-    """20,000 events in ``make test``, 60,000 in ``make torture``."""
-    serve()
-    count = ladder(20_000, 60_000)
-    collector = bus.collector()
-    for n in range(count):
-        collector.send_multipart(event(n))
-    bus_has = 0
-    deadline = time.monotonic() + PATIENCE / 1000
-    while bus_has < count:
-        assert time.monotonic() < deadline
-        probe = bus.snapshot()
-        probe.send_multipart([b"SYNCSTART", b"", b"%d" % (count - 1)])
-        bus_has = count if probe.recv_multipart()[0] == b"SYNC" else 0
-        time.sleep(0.05)
-    live = bus.subscriber(b"/live/")
-    late = bus.snapshot(RCVHWM=10, RCVBUF=65_536)
-    late.send_multipart([b"SYNCSTART", b"/a/", bytes(8)])
-    got = [late.recv_multipart()]
-    stopped = time.monotonic()
-    heard = 0
-    while time.monotonic() - stopped < 4 or heard < 50:  # on a busy machine, 50 events take longer
-        collector.send_multipart(event(heard, b"/live/"))
-        assert live.recv_multipart()[5] == event(heard)[5], "the other subscribers receive nothing"
-        heard += 1
-        time.sleep(0.01)
-    while got[-1][0] == b"SYNC":
-        got.append(late.recv_multipart())
-    assert [number(frames[2]) for frames in got] == [*range(1, count + 1), count]
-    assert [frames[6] for frames in got[:-1]] == [event(n)[5] for n in range(count)]
-    assert got[-1] == [b"SYNCEND", b"/a/", binary(count)]
-
-
-def test_subscribers_that_do_not_read_take_nothing_from_the_one_beside_them(serve: Any, bus: Bus) -> None:
-    """Send 400 MiB of large events and some of 8 KiB, with two subscribers that have stopped reading."""
-    server = serve("timeout=2s")
-    stopped = [bus.subscriber(b"/a/", RCVHWM=1) for _ in range(2)]
-    reader, collector = bus.subscriber(b"/a/"), bus.collector()
-    sizes = [1 << 20] * 400 + [8 << 10] * 50 + [100] * 50
-    for n, size in enumerate(sizes):
-        collector.send_multipart(event(n, data=bytes(size)))
-    assert [len(reader.recv_multipart()[5]) for _ in sizes] == sizes
-    server.wait_for("stalled-peer from 127.0.0.1 at PUBLISHER")
-    assert len(stopped) == 2
 
 
 def test_every_event_of_thousands_of_short_connections_is_stored(
@@ -266,114 +200,6 @@ def test_more_clients_than_the_server_admits_are_all_served(serve: Any, bus: Bus
             socket.send_multipart([b"SYNCSTART", b"", bytes(8)])
         assert socket.recv_multipart() == [b"SYNCEND", b"", bytes(8)]
     server.wait_for("made-room from 127.0.0.1 at SNAPSHOT (port")
-
-
-def test_nothing_that_a_client_sends_stops_the_server(serve: Any, bus: Bus) -> None:
-    """Threat: invalid numbers of frames, huge frames."""
-    server = serve()
-    rude = [bus.collector(), bus.snapshot(), bus.socket(zmq.DEALER, 1)]
-    for socket in rude[:2]:
-        for count in range(65):
-            socket.send_multipart([b""] * count or [b"x"])
-        socket.send_multipart([b"x"] * 20_000)
-        for n in range(6):
-            frames = event(1)
-            frames[n] = b"\xff" * 1_000
-            socket.send_multipart(frames)
-            socket.send_multipart([b"SYNCSTART", *frames[:n]])
-    huge = bus.collector()
-    huge.send_multipart([*event(1)[:5], bytes((16 << 20) + 1)])
-    polite = bus.collector()
-    subscriber = bus.subscriber(b"/polite/")
-    bomb = b"\x91" * 1_000_000
-    forged = event(7, b"/polite/", bomb)
-    forged[1] = b"\x80" + bytes(7)
-    polite.send_multipart(forged)
-    frames = subscriber.recv_multipart()
-    assert frames[2:] == forged[2:]
-    assert number(frames[1]) < 100, "a forged sequence had an effect"
-    assert "Traceback" not in server.log
-    assert server.stop() == 0
-
-
-def test_garbage_on_a_port_of_the_event_bus_is_logged_with_its_address(serve: Any, bus: Bus) -> None:
-    server = serve()
-    garbage = (
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "wrong-protocol", "HTTP: connect it to the port of the http"),
-        (b"\x16\x03\x01\x02\x00\x01\x00", "wrong-protocol", "TLS, and eventbus does not expect it here"),
-        (bytes(100), "wrong-protocol", "connect a ZeroMQ socket"),
-        (b"\x01\x00", "old-zmtp", "ZMTP 1.0, as libzmq 3.2 and older do"),
-        (b"\xff" + bytes(8) + b"\x7f\x01\x05\0\0", "old-zmtp", "ZMTP 2.0, as libzmq 3.2 and older do"),
-        (GREETING.replace(b"NULL", b"CURV"), "wrong-mechanism", "set eventbus.server-key, or connect without keys"),
-        (GREETING + ready(b"PUSH"), "wrong-socket", "a socket of type 'PUSH'; expected"),
-    )
-    for offset, name in enumerate(("SNAPSHOT", "PUBLISHER", "COLLECTOR")):
-        for data, cause, said in garbage[offset::3]:
-            time.sleep(1.1)  # a cause is logged once a second
-            with sockets.create_connection(("127.0.0.1", bus.port + offset), PATIENCE / 1000) as rude:
-                rude.sendall(data)
-                with suppress(ConnectionError):
-                    while rude.recv(1_000):
-                        pass
-            server.wait_for(f"{cause} from 127.0.0.1 at {name} (port {bus.port + offset})")
-            server.wait_for(said)
-    collector = bus.collector()
-    collector.send_multipart([*event(1)[:5], bytes((16 << 20) + 1)])
-    server.wait_for(f"data-too-large from 127.0.0.1 at COLLECTOR (port {bus.port + 2})")
-    collector.send_multipart(event(1))
-    assert len(bus.history(1)) == 1
-    bus.sync(b"/a/", b"0")
-    server.wait_for("--option eventbus.dialect=decimal")
-
-
-def test_clients_with_one_identity_are_all_served(serve: Any, bus: Bus) -> None:
-    """Answers leave by the connection on which the request came, so identities do not meet, as they do with ROUTER."""
-    serve()
-    for identity in (b"\x01\0\0\0", b"\xff" * 255, bytes(range(1, 200))):
-        first, second = bus.snapshot(IDENTITY=identity), bus.snapshot(IDENTITY=identity)
-        for socket in (first, second, first):
-            assert bus.sync(b"/z/", socket=socket) == [[b"SYNCEND", b"/z/", bytes(8)]]
-
-
-def test_clients_that_stop_reading_their_snapshots_do_not_delay_others(serve: Any, bus: Bus) -> None:
-    """Threat: as many stalled snapshots as the limit, and more, from one address."""
-    server = serve()
-    collector = bus.collector()
-    for n in range(300):
-        collector.send_multipart(event(n, data=bytes(100_000)))
-    bus.history(300)
-    code = f"""
-import signal, os, zmq
-context = zmq.Context()
-sockets = [context.socket(zmq.DEALER) for _ in range(20)]
-for socket in sockets:
-    socket.setsockopt(zmq.RCVHWM, 1)
-    socket.connect("tcp://127.0.0.1:{bus.port}")
-    socket.send_multipart([b"SYNCSTART", b"", b"0"])
-for socket in sockets:
-    socket.recv_multipart()
-print("reading", flush=True)
-os.kill(os.getpid(), signal.SIGSTOP)
-for socket in sockets:
-    while socket.recv_multipart()[0] != b"SYNCEND":
-        pass
-print("read", flush=True)
-"""
-    stopped = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert stopped.stdout is not None
-        assert stopped.stdout.readline() == b"reading\n"
-        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
-        for _ in range(3):
-            assert len(bus.sync(b"/a/")) == 301
-        assert "stalled-peer" not in server.log, "a client had to wait until a stalled client was disconnected"
-        stopped.send_signal(signal.SIGCONT)
-        assert stopped.stdout.readline() == b"read\n", "a stopped client did not receive the rest of its snapshot"
-    finally:
-        stopped.kill()
-        stopped.wait()
-        assert stopped.stdout is not None
-        stopped.stdout.close()
 
 
 @pytest.mark.parametrize("count", [72, 73, 500, 5_000])
@@ -424,16 +250,6 @@ class TestKeys:
                 bus.sync(socket=bus.snapshot(RCVTIMEO=500, SNDTIMEO=500, **keys_of_stranger))
         running.wait_for("unknown-key from 127.0.0.1")
 
-    def test_reloading_the_policy_disconnects_peers_that_it_does_not_allow(
-        self, serve: Any, bus: Bus, tmp_path: Path
-    ) -> None:
-        running = serve(policy=policy_file(tmp_path, 'network = "127.0.0.1"'))
-        assert bus.sync(socket=bus.snapshot()) == [[b"SYNCEND", b"", bytes(8)]]
-        policy_file(tmp_path, 'network = "10.99.0.0/16"')
-        running.reload()
-        running.wait_for("closed 1 connections, which have to be admitted again")
-        running.wait_for("forbidden-address from 127.0.0.1: no rule of the policy lets 127.0.0.1")
-
     def test_subscribers_and_large_events_are_served_with_curve(
         self, serve: Any, bus: Bus, keys: tuple[Path, Path]
     ) -> None:
@@ -477,43 +293,3 @@ def test_events_are_tailed_with_other_protocols_and_theirs_by_the_event_bus(star
     assert command("tail", "--protocol", "backbone", "--from", backbone, *raw) == expected
     only = ("--stream", "notes", "--since", "500", "--count", "1")
     assert command("tail", "--protocol", "eventbus", "--from", at, *only) == b"line 499\n"
-
-
-def receive(socket: Socket, wanted: int) -> list[Message]:
-    """Return the next messages, except the events that only show that a subscription has arrived."""
-    found: list[Message] = []
-    while len(found) < wanted:
-        frames = socket.recv_multipart()
-        found += [] if frames[0] == b"/ready/" else [frames]
-    return found
-
-
-def has_more(socket: Socket) -> bool:
-    while socket.poll(200):
-        if socket.recv_multipart()[0] != b"/ready/":
-            return True
-    return False
-
-
-def test_one_listener_serves_clients_of_both_dialects(serve: Any, bus: Bus) -> None:
-    """Both dialects read the same topics from one address; the reference program's prefixes end without a slash."""
-    serve()
-    text, reference, everything = bus.subscriber(b"/a/"), bus.subscriber(b"/a", b"/b/"), bus.subscriber(b"")
-    collector = bus.collector()
-    sent = [event(n, topic) for n, topic in enumerate((b"/a/", b"/a/b", b"/b/c", b"/z/", b""), 1)]
-    for frames in sent:
-        collector.send_multipart(frames)
-    first = number(bus.history(1)[0][2])
-
-    def wanted(indexes: tuple[int, ...], write: Callable[[int], bytes]) -> list[Message]:
-        return [[sent[n][0], write(first + n), *sent[n][2:]] for n in indexes]
-
-    assert receive(text, 2) == wanted((0, 1), binary)
-    assert receive(reference, 3) == wanted((0, 1, 2), decimal)
-    assert receive(everything, 5) == wanted((0, 1, 2, 3, 4), binary)
-    assert not any(map(has_more, (text, reference, everything)))
-    assert bus.sync(b"/a,/b/", b"%d" % (first + 1)) == [
-        *([b"SYNC", *frames] for frames in wanted((2,), decimal)),
-        [b"SYNCEND", b"/a,/b/", decimal(first + 2)],
-    ]
-    assert bus.sync(b"/a/", binary(first))[0] == [b"SYNC", *wanted((1,), binary)[0]]

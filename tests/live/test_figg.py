@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import random
 import socket
 import struct
 import termios
 import time
-from contextlib import suppress
 from typing import Any
 
 import attrs
 import pytest
 
-from tests.live.conftest import PATIENCE, resident
+from tests.live.conftest import PATIENCE
 
 pytestmark = pytest.mark.live
 
@@ -95,20 +93,6 @@ class Peer:
             last = this
 
 
-def payloads(count: int) -> list[bytes]:
-    """Return payloads of every kind: empty, text, binary, some of them large."""
-    rng = random.Random(1)
-    return [rng.randbytes(rng.choice((0, 1, 7, 128, 1000, 100_000 if i % 100 == 0 else 3))) for i in range(count)]
-
-
-def read_all(port: int, count: int) -> list[tuple[int, bytes]]:
-    """Return the first ``count`` messages of the topic."""
-    with Peer(port) as peer:
-        peer.say(attach(b"t", 0))
-        assert peer.hear() == attached(b"t", 0)
-        return [peer.hear() for _ in range(count)]  # type: ignore[misc]
-
-
 def ioctl_unread(peer: socket.socket) -> int:
     """Return how many bytes have arrived at *peer* and are unread."""
     return int(struct.unpack("i", fcntl.ioctl(peer, termios.FIONREAD, bytes(4)))[0])
@@ -149,64 +133,6 @@ def test_a_peer_that_has_finished_sending_still_gets_its_ack(start: Any) -> None
         assert peer.hear() is None
 
 
-def connections_in(seconds: float, port: int, *frames: bytes) -> int:
-    """Return how often a client connects in *seconds* that sends *frames*, is refused, and reconnects without a pause.
-
-    Figg's Go SDK does this.  The client first reads the acknowledgements before the refusal.
-    """
-    count, end = 0, time.monotonic() + seconds
-    while time.monotonic() < end:
-        count += 1
-        with Peer(port) as peer, suppress(ConnectionError):
-            peer.say(*frames)
-            while peer.hear() is not None:
-                pass
-    return count
-
-
-def test_a_client_that_reconnects_without_a_pause_is_slowed_down(start: Any) -> None:
-    server = start(*FIGG)
-    port = server.port("figg")
-    refusals = {
-        "a reserved name": publish(2, b"no", topic=b".dot"),
-        "an unknown type": frame(99, b""),
-        "one byte more than the largest message": struct.pack(">HHI", PUBLISH, 1, (16 << 20) + 18)
-        + struct.pack(">I", 1),
-    }
-    for what, wire in refusals.items():
-        assert connections_in(3.0, port, publish(1, b"good"), wire) <= 10, what
-        with Peer(port) as peer:
-            peer.say(publish(1, b"good"), wire, publish(3, b"never"))
-            assert peer.hear() == ack(1), "the acknowledgement before a delayed refusal is late"
-    heard = [payload for kind, payload in filter(None, read_all(port, 6)) if kind == DATA]
-    assert all(payload.endswith(b"good") for payload in heard)
-    assert server.stop() == 0, "the server waits for delayed connections when it stops"
-    assert "names that begin with a dot are reserved" in server.log
-    assert "Traceback" not in server.log
-
-
-def test_a_subscriber_that_never_reads_uses_little_memory_and_delays_nobody(start: Any) -> None:
-    server = start(*FIGG)
-    port = server.port("figg")
-    payload = random.Random(7).randbytes(65_536)
-    count = 1024  # 64 MiB
-    with Peer(port) as writer, Peer(port) as reader, Peer(port) as never:
-        for peer in (never, reader):
-            peer.say(attach(b"t", 0))
-        assert reader.hear() == attached(b"t", 0)
-        writer.say(publish(1, payload))
-        assert writer.hear() == ack(1)
-        assert reader.hear() == data(1, payload)
-        before = resident(server.process.pid)
-        highest = 0
-        for i in range(2, count + 1):
-            writer.say(publish(i, payload))
-            assert reader.hear() == data(i, payload)
-            assert writer.hear() == ack(i)
-            highest = max(highest, resident(server.process.pid))
-        assert highest - before < 48 << 20, "unread records are kept in memory, not only in the journal"
-
-
 def test_few_bytes_are_sent_before_the_answer_to_a_ping_of_a_slow_subscriber(start: Any) -> None:
     port = start(*FIGG).port("figg")
     payload, count = bytes(10_000), 2_000  # 20 MB
@@ -231,28 +157,3 @@ def test_few_bytes_are_sent_before_the_answer_to_a_ping_of_a_slow_subscriber(sta
         while pong not in before:
             before += slow.recv(10_000)
     assert before.index(pong) <= 512 << 10
-
-
-def test_subscribers_that_leave_or_start_again_do_not_affect_others(start: Any) -> None:
-    port = start(*FIGG).port("figg")
-    sent = payloads(3000)
-    expected = [data(i + 1, payload) for i, payload in enumerate(sent)]
-    with Peer(port) as writer, Peer(port) as steady, Peer(port) as stopping:
-        for peer in (steady, stopping):
-            peer.say(attach(b"t"))
-            assert peer.hear() == attached(b"t", 0)
-        leaving = [Peer(port) for _ in range(20)]
-        for peer in leaving:
-            peer.say(attach(b"t"))
-            assert peer.hear() == attached(b"t", 0)
-        heard: list[Any] = []
-        for begin in range(0, len(sent), 100):
-            writer.say(*(publish(i + 1, sent[i]) for i in range(begin, begin + 100)))
-            if leaving:
-                leaving.pop().__exit__()  # while deliveries to it are under way
-            heard += [steady.hear() for _ in range(100)]
-            writer.acknowledged(begin + 100)
-            if begin == 1500:
-                assert read_all(port, 1600) == expected[:1600]
-        assert heard == expected
-        assert [stopping.hear() for _ in range(3000)] == expected, "a subscriber that did not read misses messages"

@@ -9,11 +9,10 @@ import re
 import socket
 import ssl
 import sys
-import threading
 import urllib.request
 import zlib
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -122,71 +121,6 @@ def test_event_of_40_mib_of_pylogbeat_is_stored_in_parts_that_a_reader_joins(sta
     fyrehose("journal", "export", server.directory / "data", tmp_path / "all.ndjson")
     exported = (tmp_path / "all.ndjson").read_text(encoding="utf-8").splitlines()
     assert [*names["joined"](map(json.loads, exported))] == expected
-
-
-class Keeper(threading.Thread):
-    """A proxy that keeps the server's acknowledgement back, and then kills the server with ``kill -9``."""
-
-    def __init__(self, server: Any) -> None:
-        super().__init__(daemon=True)
-        self.server, self.kept = server, b""
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.start()
-
-    def run(self) -> None:
-        with self.listening, self.listening.accept()[0] as writer:
-            reader = socket.create_connection(("127.0.0.1", self.server.port("lumberjack")))
-            forwarder = threading.Thread(target=self.forward, args=(writer, reader))
-            forwarder.start()
-            with reader:
-                while not self.kept.startswith(b"2A") or self.kept[2:6] == bytes(4):
-                    self.kept = reader.recv(6)
-                self.server.process.kill()
-                self.server.process.wait()
-                with suppress(OSError):
-                    writer.shutdown(socket.SHUT_RDWR)
-                forwarder.join()
-
-    @staticmethod
-    def forward(writer: socket.socket, reader: socket.socket) -> None:
-        with suppress(OSError):
-            while data := writer.recv(1 << 16):
-                reader.sendall(data)
-
-
-@pytest.mark.parametrize(("mode", "copies"), [("drop", 1), ("store", 2)])
-def test_events_of_pylogbeat_whose_acknowledgement_was_killed_are_stored_once(
-    start: Any, mode: str, copies: int
-) -> None:
-    words = ["--listen", f"lumberjack={LOOPBACK}", "--listen", FIGG, "--option", f"lumberjack.resent={mode}"]
-    server = start(*words)
-    agent = {"ephemeral_id": "3f2504e0-4f89-11d3-9a0c-0305e82c3301"}
-    events = [
-        json.dumps(
-            {
-                "@timestamp": "2026-01-02T03:04:05.006Z",
-                "agent": agent,
-                "log": {"offset": 9 * n, "file": {"path": "/var/log/x"}},
-                "message": "ok",
-            }
-        )
-        for n in range(2_000)
-    ]
-    keeper = Keeper(server)
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", keeper.listening.getsockname()[1], timeout=PATIENCE)
-    client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
-    with pytest.raises((OSError, pylogbeat.ConnectionException)):
-        client.send(events)
-    client.close()
-    keeper.join(60)
-    assert keeper.kept == b"2A" + pack(">I", len(events))
-    server = start(*words)
-    client = pylogbeat.PyLogBeatClient("127.0.0.1", server.port("lumberjack"), timeout=PATIENCE)
-    client.send([*events, '{"message":"last"}'])
-    client.close()
-    stored = Place(server).tail("figg", copies * len(events) + 1, "--stream", "lumberjack")
-    assert stored == "".join([*events * copies, '{"message":"last"}']).encode()
-    assert ("2000 events are recognized" in server.log) is (mode == "drop")
 
 
 PROGRAM = """

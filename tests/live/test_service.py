@@ -308,24 +308,6 @@ def test_a_failed_sync_ends_the_server_without_an_acknowledgement(start: Any) ->
     assert kept(server.port("lines"), 1) == [b"kept"]
 
 
-def test_a_full_disk_does_not_end_the_server(start: Any) -> None:
-    server = start("--listen", LINES, command=(sys.executable, "-c", REFUSING))
-    publish(server.port("lines"), b"kept")
-    full = server.directory / "refuse-write"
-    full.touch()
-    with connect(server.port("lines")) as peer:
-        peer.sendall(b"+log waits\n")
-        with suppress(ConnectionResetError):  # the server lets the connection go
-            assert receive(peer, 1) == b"", "nothing is acknowledged"
-    server.wait_for("the journal is read-only")
-    assert kept(server.port("lines"), 1) == [b"kept"]
-    full.unlink()
-    server.wait_for("the journal is writable again")
-    publish(server.port("lines"), b"and on")
-    assert kept(server.port("lines"), 3) == [b"kept", b"waits", b"and on"]
-    assert server.stop() == 0
-
-
 @REAL
 def test_daemon_logs_to_a_new_file_after_its_log_was_moved(start: Any) -> None:
     """Like logrotate: with `create` a new file already exists, without it there is none."""
