@@ -65,6 +65,7 @@ class Guard:
         for peer in peers:
             if peer.rights is not None:
                 peer.rights.clear()
+                peer.rights_changed()
         ended = 0
         for broker in {peer.broker for peer in peers}:
             ended += yield broker.end_forbidden()
@@ -141,6 +142,7 @@ class PeerRights:
 
     def readable(self, streams: Iterator[str]) -> Iterator[str]:
         """Return those of *streams* that the identity may subscribe to; none of them is the server's own."""
+        self.check_end()
         rules = self._applying()
         if Action.SUBSCRIBE in self._everywhere:
             return streams

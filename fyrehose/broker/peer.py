@@ -194,10 +194,12 @@ class Peer:
 
     def _end_subscriptions(self) -> None:
         self._end = None
-        self.broker.end_forbidden().addCallback(self._ended)
+        # Some may still be allowed: the clock was set back, or another rule applies.
+        self.broker.end_forbidden().addCallback(lambda _: self.rights_changed())
 
-    def _ended(self, _: int) -> None:
-        if self._subscribed:  # some are still allowed: the clock was set back, or another rule applies
+    def rights_changed(self) -> None:
+        """Schedule the end of the subscriptions if the rights that they have now end with a signed token."""
+        if self._subscribed:
             self._end_later()
 
     def streams(self) -> Iterator[str]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
+from contextlib import nullcontext
+from ipaddress import ip_network
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,15 +15,17 @@ from zope.interface.verify import verifyObject
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import MOST_VERDICTS, Guard
-from fyrehose.broker.policy import LOOPBACK, OPEN, parse
+from fyrehose.broker.policy import LOOPBACK, OPEN, Policy, Rule, parse
 from fyrehose.broker.quotas import SUBSCRIPTION, PeerLimits
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.errors import Forbidden, TooManySubscriptions
+from fyrehose.broker.signed import SHORTEST_KEY, sign
+from fyrehose.errors import Forbidden, JournalCorrupt, TokenEnded, TooManySubscriptions
 from fyrehose.identity import Action, Identity
 from fyrehose.interfaces import IBroker
 from fyrehose.net.turns import STEPS
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, RecordingSink
+from fyrehose.web.shell import with_token
 from tests.doubles.references import references
 
 HERE, THERE = Identity(), Identity(host="10.0.0.9", certificates=("writer",))
@@ -206,17 +212,6 @@ def test_a_new_policy_ends_many_subscriptions_in_steps() -> None:
     assert not world.broker.fanout.cursors
 
 
-@pytest.mark.parametrize("action", Action)
-def test_a_new_policy_holds_for_every_action_at_once(action: Action) -> None:
-    """What was allowed is cached, and that cache must not outlive the policy."""
-    world = World(OPEN)
-    assert world.peer.permits(action, "s")
-    world.broker.guard.change(WRITERS)
-    assert not world.peer.permits(action, "s")
-    world.broker.guard.change(OPEN)
-    assert world.peer.permits(action, "s")
-
-
 def test_an_error_of_one_sink_when_it_ends_lets_other_subscriptions_end(logged_errors: Any) -> None:
     world = World(OPEN)
 
@@ -244,6 +239,183 @@ def test_an_error_of_what_waits_lets_the_rest_end(logged_errors: Any) -> None:
     assert world.broker.guard.change(WRITERS).result == 1
     assert [type(each) for each in reasons] == [Forbidden]
     assert len(logged_errors.take()) == 1
+
+
+KEYS = (b"k" * SHORTEST_KEY, b"o" * SHORTEST_KEY)
+STREAMS = ("a", "b.1", "b.2", ".own")
+#: Rules of which a policy has some: those of a network, of a certificate, and of the keys that sign tokens.
+RULES = (
+    Rule(networks=(ip_network("10.0.0.0/8"),), rights={Action.SUBSCRIBE: ("*",)}),
+    Rule(networks=(ip_network("10.0.0.0/8"),), rights={Action.CONSUME: ("b.*",), Action.PUBLISH: ("a",)}),
+    Rule(certificates=("writer",), rights={Action.SUBSCRIBE: ("b.*", ".*"), Action.PUBLISH: ("*",)}),
+    *(Rule(signers=(key,), rights=dict.fromkeys((Action.SUBSCRIBE, Action.CONSUME), ("*",))) for key in KEYS),
+    Rule(signers=KEYS, rights={Action.PUBLISH: ("*",), Action.ADMINISTER: ("b.*",)}),
+)
+
+
+class DamagedJournal(MemoryJournal):
+    """A journal in which some streams cannot be read.
+
+    :ivar damaged: these streams
+    """
+
+    damaged: frozenset[str] = frozenset()
+
+    def bounds(self, stream: str) -> tuple[int, int]:
+        if stream in self.damaged:
+            raise JournalCorrupt(f"stream {stream} is damaged")
+        return super().bounds(stream)
+
+
+class TellingSink(RecordingSink):
+    """A sink of *rights*, which it tells that it has ended."""
+
+    def __init__(self, rights: Rights) -> None:
+        super().__init__()
+        self.rights = rights
+
+    def ended(self, reason: Exception) -> None:
+        self.rights.ended(self, reason)
+
+
+class Rights:
+    """Peers whose policy, tokens and clock change at random; what they may do is asked of the policy alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.clock, self.set_back, self.did = Random(seed), Clock(), 0, Counter[str]()
+        self.journal = DamagedJournal()
+        self.broker = Broker(self.clock, self.journal, Sequencer(), guard=Guard(self.policy(), now=self.now))
+        self.broker.open()
+        self.broker.publish([draft(stream) for stream in STREAMS[:3]], [draft(STREAMS[3])])
+        rights = dict.fromkeys(Action, ("a", "b.*")), {Action.SUBSCRIBE: ("*",), Action.PUBLISH: ("b.1",)}
+        self.ends = [1_000 + self.dice.randint(5, 300) for _ in range(4)]
+        tokens = [sign(rights[n % 2], end, KEYS[n // 2 % 2]) for n, end in enumerate(self.ends)]
+        hosts = Identity(host="10.0.0.1"), Identity(host="192.0.2.1", certificates=("writer",))
+        self.identities = [*hosts, *(with_token(hosts[n % 3 % 2], token) for n, token in enumerate(tokens))]
+        self.peers = [self.broker.identified(each) for each in self.identities]
+        self.publishers = [peer.publisher(None, lambda items: None) for peer in self.peers]
+        #: the last questions: the method that asks, the number of the peer, and its action
+        self.asked: list[tuple[Any, int, Action, str]] = []
+        #: what goes on: the end of it by its peer, and the identity and the rights that it needs
+        self.live: dict[Any, tuple[Any, Identity, list[tuple[Action, str]]]] = {}
+
+    def now(self) -> float:
+        return 1_000 + self.clock.seconds() - self.set_back
+
+    def policy(self) -> Policy:
+        return Policy(tuple(self.dice.sample(RULES, self.dice.randint(1, 4))))
+
+    def allows(self, identity: Identity, action: Action, stream: str) -> bool:
+        return self.broker.guard.policy.allows(identity, action, stream, self.now())
+
+    def ended(self, sink: object, reason: Exception) -> None:
+        """Note that a subscription or a request has ended by itself."""
+        _, identity, needs = self.live.pop(sink)
+        lost = [each for each in needs if not self.allows(identity, *each)]
+        assert lost, f"{identity} has all of {needs}, and {sink} ended: {reason}"
+        assert isinstance(reason, Forbidden), f"a reason of another kind: {reason!r}"
+        self.did["ended"] += 1
+
+    def step(self) -> None:
+        dice, number = self.dice, self.dice.randrange(len(self.peers))
+        what = dice.choice((*["ask", "subscribe", "pass"] * 3, "wait", "leave", "policy", "back"))
+        self.did[what] += 1
+        if what == "policy":
+            self.broker.guard.change(self.policy())
+        elif what == "pass":
+            self.clock.advance(dice.choice((0.5, 7, 40)))
+        elif what == "back":
+            # No token begins again that has ended.
+            self.set_back += min(20, self.now() - max([0, *(end for end in self.ends if end <= self.now())]))
+        elif what == "ask":
+            question = dice.choice((self.permits, self.check_right, self.has, self.streams, self.publish))
+            self.asked = [*self.asked[-9:], (question, number, dice.choice([*Action]), dice.choice(STREAMS))]
+        elif what == "leave" and self.live:
+            sink = dice.choice([*self.live])
+            self.live.pop(sink)[0]()
+        elif what != "leave":
+            request = self.subscribe if what == "subscribe" else self.wait
+            request(self.peers[number], self.identities[number], dice.choice([*Action]), dice.choice(STREAMS))
+        for _ in range(5):
+            self.clock.advance(0)
+        if what in ("policy", "pass", "ask"):
+            # All questions are asked again, so that no answer is remembered too long.
+            for question, number, action, stream in dice.sample(self.asked, len(self.asked)):
+                allowed = self.allows(self.identities[number], action, stream)
+                question(self.peers[number], self.identities[number], action, stream, allowed)
+                self.did["refused"] += not allowed
+
+    def permits(self, peer: Any, identity: Identity, action: Action, stream: str, allowed: bool) -> None:
+        assert peer.permits(action, stream) == allowed, f"{identity} may {action} {stream!r}: {not allowed}"
+
+    def check_right(self, peer: Any, identity: Identity, action: Action, stream: str, allowed: bool) -> None:
+        flaw = self.broker.guard.policy.flaw(identity, self.now())
+        refusal = pytest.raises(TokenEnded if flaw else Forbidden, match=flaw or "may not")
+        with nullcontext() if allowed else refusal:
+            peer.check(action, stream)
+
+    def has(self, peer: Any, identity: Identity, action: Action, stream: str, allowed: bool) -> None:
+        rules = self.broker.guard.policy.rules_for(identity, self.now())
+        assert peer.has(action) == any(rule.has(action) for rule in rules), f"{identity} may {action} anything"
+
+    def streams(self, peer: Any, identity: Identity, action: Action, stream: str, allowed: bool) -> None:
+        seen = [each for each in STREAMS[:3] if self.allows(identity, Action.SUBSCRIBE, each)]
+        assert [*peer.streams()] == seen, f"{identity} sees other streams"
+
+    def publish(self, peer: Any, identity: Identity, action: Action, stream: str, allowed: bool) -> None:
+        """Publish by a publisher as old as the connection."""
+        allowed, last = self.allows(identity, Action.PUBLISH, stream), self.broker.bounds(stream)[1]
+        with nullcontext() if allowed else pytest.raises(Forbidden):
+            self.publishers[self.peers.index(peer)].publish([draft(stream)])
+        assert self.broker.bounds(stream)[1] == last + allowed, f"{identity} may publish into {stream!r}: {allowed}"
+
+    def subscribe(self, peer: Any, identity: Identity, _: Action, stream: str) -> None:
+        allowed, sink = self.allows(identity, Action.SUBSCRIBE, stream), TellingSink(self)
+        self.journal.damaged = frozenset(self.dice.choice(([], [], [stream])))
+        with nullcontext() if allowed and not self.journal.damaged else pytest.raises((Forbidden, JournalCorrupt)):
+            subscription = peer.subscribe(stream, 0, sink)
+            self.live[sink] = subscription.stopProducing, identity, [(Action.SUBSCRIBE, stream)]
+            if self.dice.random() < 0.5:
+                subscription.resumeProducing()
+        self.did["damaged"] += bool(allowed and self.journal.damaged)
+        self.journal.damaged = frozenset()
+
+    def wait(self, peer: Any, identity: Identity, action: Action, stream: str) -> None:
+        """Let a request wait with two rights, which several rules may give."""
+        needs, request = [(action, stream), (Action.SUBSCRIBE, "a")], object()
+        if all(self.allows(identity, *each) for each in needs):
+
+            def end(reason: Exception) -> None:
+                over = self.live[request][0]
+                self.ended(request, reason)
+                over()
+
+            self.live[request] = peer.wait(needs, end), identity, needs
+
+    def check(self) -> None:
+        for _, identity, needs in self.live.values():
+            lost = [each for each in needs if not self.allows(identity, *each)]
+            assert not lost, f"at {self.now()} {identity} has no longer the right to {lost}, and goes on"
+        cursors = [sink for sink in self.live if isinstance(sink, RecordingSink)]
+        assert self.broker.budget.kept == SUBSCRIPTION * len(cursors), "the charge of other subscriptions"
+        assert len(self.broker.waiting) == len(self.live) - len(cursors), "other requests wait"
+        timed = [call for call in self.clock.getDelayedCalls() if call.getTime() > self.clock.seconds()]
+        assert len(timed) <= len(self.live), "a timer runs for a peer that waits for nothing"
+
+
+def test_random_rights_are_those_of_the_policy_and_of_the_token_at_each_time() -> None:
+    did = Counter[str]()
+    for seed in range(50):
+        world = Rights(seed)
+        for _ in range(60):
+            world.step()
+            world.check()
+        for stop, *_ in world.live.values():
+            stop()
+        world.live.clear()
+        world.check()
+        did.update(world.did)
+    assert min(did.values()) > 50, f"each happens often: {did}"
 
 
 class TestLimits:
@@ -292,21 +464,3 @@ class TestLimits:
         world.peer.subscribe("s", 0, RecordingSink())
         with pytest.raises(TooManySubscriptions):
             world.peer.subscribe("s", 0, RecordingSink())
-
-    def test_every_end_of_a_subscription_releases_its_memory(self, logged_errors: Any) -> None:
-        class Failing(RecordingSink):
-            def deliver(self, delivery: Any) -> None:
-                raise RuntimeError("a bug")
-
-        world = World(OPEN)
-        sinks = [RecordingSink(), RecordingSink(), Failing()]
-        subscriptions = [world.peer.subscribe(stream, 0, sink) for stream, sink in zip("ab", sinks[:2], strict=True)]
-        world.peer.subscribe("c", 0, sinks[2]).resumeProducing()
-        assert world.broker.budget.kept == 3 * SUBSCRIPTION
-        subscriptions[0].stopProducing()
-        world.broker.publish([draft("c")])
-        world.settle()
-        assert world.broker.budget.kept == SUBSCRIPTION
-        world.broker.guard.change(WRITERS)
-        assert world.broker.budget.kept == 0
-        logged_errors.take()

@@ -8,19 +8,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
-from twisted.internet.task import Clock
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import MAX_SIGNERS, Policy, holder_of, load, parse
-from fyrehose.broker.sequencer import Sequencer
 from fyrehose.broker.signed import MAX_PATTERNS, MAX_TOKEN, SHORTEST_KEY, grant_of, is_signed, sign
-from fyrehose.errors import ConfigError, Forbidden, TokenEnded
+from fyrehose.errors import ConfigError
 from fyrehose.identity import Action, Identity
-from fyrehose.records import Run
-from fyrehose.testing import MemoryJournal, RecordingSink
 from fyrehose.web.shell import with_token
 
 KEY, OTHER = b"k" * SHORTEST_KEY, b"o" * SHORTEST_KEY
@@ -37,11 +30,6 @@ def made(claims: Any, key: bytes = KEY, header: Any = None) -> str:
 
 def holder(token: str) -> Identity:
     return with_token(Identity(host="10.0.0.1"), token)
-
-
-@attrs.define
-class Time:
-    now: float = START
 
 
 def policy(folder: Path, *rules: dict[str, Any]) -> Policy:
@@ -106,6 +94,8 @@ def test_a_token_with_as_many_patterns_as_can_be_signed_is_accepted(tmp_path: Pa
         ({"exp": 10**400, "subscribe": "a"}, "no end"),
         ({"exp": 1e300, "subscribe": "a"}, "no end"),
         ({"exp": -1, "subscribe": "a"}, "no end"),
+        ({"exp": START, "subscribe": "a"}, "it ended 0 seconds ago"),
+        ({"exp": START - 1, "subscribe": "a"}, "it ended 1 second ago"),
         ({"exp": START + 9, "nbf": START, "subscribe": "a"}, "nbf"),
         ({"exp": START + 9, "subscribe": [1]}, "no list of patterns"),
         ({"exp": START + 9, "subscribe": ["a"] * (MAX_PATTERNS + 1)}, "more than"),
@@ -131,69 +121,6 @@ def test_a_token_with_other_usual_claims_is_accepted(tmp_path: Path) -> None:
     found = policy(tmp_path, {"signed": "k", "subscribe": "*"})
     token = made({"sub": "dashboard", "iat": 1, "exp": START + 0.5, "subscribe": "a"})
     assert found.allows(holder(token), Action.SUBSCRIBE, "a", START)
-
-
-class World:
-    """A broker whose policy accepts signed tokens, and the time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.clock, self.time = Clock(), Time()
-        rules = {"signed": "k", "subscribe": "*", "publish": "*"}
-        self.broker = Broker(
-            self.clock, MemoryJournal(), Sequencer(), guard=Guard(policy(folder, rules), now=lambda: self.time.now)
-        )
-        self.broker.open()
-
-    def peer(self, seconds: float) -> Any:
-        rights = {Action.SUBSCRIBE: ["a"], Action.PUBLISH: ["a"]}
-        return self.broker.identified(holder(sign(rights, int(self.time.now + seconds), KEY)))
-
-    def advance(self, seconds: float) -> None:
-        self.time.now += seconds
-        self.clock.advance(seconds)
-
-
-def test_all_rights_end_when_the_token_expires(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    short, long, sinks = world.peer(60), world.peer(600), (RecordingSink(), RecordingSink())
-    for peer, sink in zip((short, long), sinks, strict=True):
-        peer.subscribe("a", 0, sink)
-        assert peer.publish([Run.of("a", [b"x"], source="test")]).result
-    world.advance(59)
-    assert not sinks[0].reason
-    world.advance(2)
-    assert isinstance(sinks[0].reason, TokenEnded)
-    assert not sinks[1].reason
-    with pytest.raises(TokenEnded, match="it ended 1 second ago"):
-        short.subscribe("a", 0, RecordingSink())
-    refused: list[Any] = []
-    short.publish([Run.of("a", [b"x"], source="test")]).addErrback(refused.append)
-    assert isinstance(refused[0].value, TokenEnded)
-    assert long.permits(Action.PUBLISH, "a")
-
-
-def test_a_peer_without_subscriptions_leaves_no_timer(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    subscription = world.peer(600).subscribe("a", 0, RecordingSink())
-    assert [call for call in world.clock.getDelayedCalls() if call.getTime() > 1]
-    subscription.stopProducing()
-    assert not [call for call in world.clock.getDelayedCalls() if call.getTime() > 1]
-
-
-def test_a_subscription_ends_late_if_the_clock_was_set_back(tmp_path: Path) -> None:
-    world, sink = World(tmp_path), RecordingSink()
-    world.peer(60).subscribe("a", 0, sink)
-    world.clock.advance(61)
-    assert not sink.reason, "by the clock that the token was made for, it is valid"
-    world.advance(61)
-    assert isinstance(sink.reason, TokenEnded)
-
-
-def test_a_policy_that_no_longer_names_a_key_ends_the_keys_tokens(tmp_path: Path) -> None:
-    world, sink = World(tmp_path), RecordingSink()
-    world.peer(60).subscribe("a", 0, sink)
-    world.broker.guard.change(policy(tmp_path, {"signed": "o", "subscribe": "*"}))
-    assert isinstance(sink.reason, Forbidden)
 
 
 def test_holders_of_tokens_have_shares_of_their_own_only_if_the_key_has_signed_them(tmp_path: Path) -> None:
@@ -237,14 +164,3 @@ def test_a_policy_has_a_limited_number_of_keys(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name * SHORTEST_KEY)
     with pytest.raises(ValueError, match="more than 16 keys"):
         parse({"allow": [{"signed": names, "publish": "*"}]}, tmp_path)
-
-
-def test_a_peer_that_only_publishes_is_refused_when_its_token_has_ended(tmp_path: Path) -> None:
-    """No timer runs for a peer without subscriptions, so each publish looks at the time."""
-    world = World(tmp_path)
-    peer = world.peer(60)
-    assert peer.publish([Run.of("a", [b"x"], source="test")]).result
-    world.advance(61)
-    refused: list[Any] = []
-    peer.publish([Run.of("a", [b"x"], source="test")]).addErrback(refused.append)
-    assert isinstance(refused[0].value, TokenEnded)
