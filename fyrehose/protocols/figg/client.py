@@ -203,6 +203,7 @@ class FiggClient(TCPClient):
         self._send_waiting()
         connection.flush()
         self.established()
+        self.watchers.notify()
 
     def abandon(self, error: Exception) -> None:
         self._window.fail(error)
@@ -223,8 +224,8 @@ class FiggClient(TCPClient):
                 self._detaching.discard(event.topic)
             case frames.Ack():
                 self._window.acknowledged(event.number)
-                self.watchers.notify()
                 self._send_waiting()
+                self.watchers.notify()  # the window has room only if no message waits
             case frames.Pong():
                 pass  # the connection counts any data as an answer
             case _:
@@ -239,11 +240,11 @@ class FiggClient(TCPClient):
         if run.last <= seen:
             return
         if run.first > seen + 1:
-            _call(subscription.lost, seen + 1, run.first - 1)
+            self._tell(subscription, subscription.lost, seen + 1, run.first - 1)
         # DATA does not say by which protocol a message was published, so the source stays unknown.
         new = Run(stream=run.topic, source="", lengths=run.lengths, payload=run.payload, first_seq=run.first)
         subscription.offset = run.last
-        _call(subscription.take, new.slice(max(seen - run.first + 1, 0), len(new)))
+        self._tell(subscription, subscription.take, new.slice(max(seen - run.first + 1, 0), len(new)))
 
     def _attached(self, event: frames.Attached) -> None:
         """Begin the subscription whose ATTACH the server answers, unless a later ATTACH of the topic is unanswered."""
@@ -264,18 +265,29 @@ class FiggClient(TCPClient):
             subscription.attached = True
             # The server starts later than requested if the requested messages have expired.
             subscription.offset = event.offset
-            _call(subscription.on_attached, event.offset, requested)
+            self._tell(subscription, subscription.on_attached, event.offset, requested)
             if requested is not None and event.offset > requested:
-                _call(subscription.lost, requested + 1, event.offset)
+                self._tell(subscription, subscription.lost, requested + 1, event.offset)
 
     def _restarted(self, subscription: Subscription, end: int) -> None:
         """Read the topic, which ends at offset *end*, from its start."""
         assert subscription.lost_offset is not None
         seen = subscription.lost_offset
         subscription.lost_offset, subscription.offset = None, 0
-        _call(tell_restarted, subscription.topic, seen, end, subscription.restarted)
-        if self._subscriptions.get(subscription.topic) is subscription:  # the program may have ended it
+        self._tell(subscription, tell_restarted, subscription.topic, seen, end, subscription.restarted)
+        if self._has(subscription):
             self._attach_again(subscription)
+
+    def _has(self, subscription: Subscription) -> bool:
+        """Return whether *subscription* goes on; each of its callbacks may have ended or replaced it."""
+        return self._subscriptions.get(subscription.topic) is subscription
+
+    def _tell(self, subscription: Subscription, callback: Callable[..., object], *arguments: object) -> None:
+        if self._has(subscription):
+            try:
+                callback(*arguments)
+            except Exception:
+                log.failure("a subscription's callback raised an exception")
 
     def _attach_again(self, subscription: Subscription) -> None:
         if self.connection is not None:
@@ -288,13 +300,6 @@ class FiggClient(TCPClient):
         for first, run in self._window.to_send():
             self.connection.session.send(_publish_run(first, run))
         self.connection.flush_soon()
-
-
-def _call(callback: Callable[..., object], *arguments: object) -> None:
-    try:
-        callback(*arguments)
-    except Exception:
-        log.failure("a subscription's callback raised an exception")
 
 
 def _publish_run(first: int, run: Run) -> frames.PublishRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from struct import pack, unpack
 from typing import Any
@@ -26,8 +27,9 @@ from fyrehose.protocols.figg.frames import (
     Publish,
     Published,
 )
-from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession, head_of_data
+from fyrehose.protocols.figg.session import FiggClientSession, FiggServerSession, encode_data, head_of_data
 from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.sessions import PIECE
 from fyrehose.testing import feed
 from tests.doubles.awkward import NAMES
 
@@ -248,10 +250,46 @@ def test_messages_that_come_at_once_become_runs_of_a_mebibyte_at_the_most(make: 
     assert [len(run.payload) for run in runs] == [1 << 20, 1 << 20, 512 << 10]
 
 
-@pytest.mark.parametrize("topic", NAMES)
-def test_beginning_of_a_data_frame_and_its_data_are_the_frame(topic: str) -> None:
-    run = Run.of(topic, [b"data", b"more"], source="x").numbered(7, 1)
-    assert head_of_data(run) + b"data" == Data(topic=topic, number=7, data=b"data").serialize()
+def test_records_are_sent_in_pieces_of_whole_frames_and_a_larger_record_as_its_head_and_its_data() -> None:
+    """Compare each piece with the frames of its records, made one by one: as many of the first as fit."""
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        random = Random(seed)
+        topic, (most, rows) = random.choice(NAMES), random.choice(((9, 60), (3_000, 60), (2 * PIECE, 4)))
+        runs, seq = list[Run](), random.choice((1, 1 << 40))
+        for _ in range(random.randint(1, 4)):
+            sizes = [random.choice((0, 1, random.randint(0, most))) for _ in range(random.randint(1, rows))]
+            if seed % 4 == 0:  # the last record fits exactly, or not by one byte
+                head = len(Data(topic=topic, number=1, data=b"").serialize())
+                sizes[-1] = max(0, PIECE - head * len(sizes) - sum(sizes[:-1]) + random.randint(-1, 1))
+            runs.append(Run.of(topic, map(random.randbytes, sizes), source="x").numbered(seq, 1))
+            seq += len(sizes) + random.choice((0, 0, 2))
+        while runs:
+            frames = [
+                Data(topic=topic, number=record.seq, data=bytes(record.payload)).serialize()
+                for run in runs
+                for record in run.records()
+            ]
+            data, last, count = encode_data(runs)
+            numbers = [record.seq for run in runs for record in run.records()]
+            assert data == b"".join(frames[:count])
+            assert len(data) <= PIECE
+            if not count:
+                assert len(frames[0]) > PIECE, "a record that fits is left out"
+                assert last == numbers[0] - 1
+                assert head_of_data(runs[0]) + next(iter(runs[0].payloads())) == frames[0]
+                last = numbers[0]
+                seen["large"] += 1
+            else:
+                assert last == numbers[count - 1]
+                seen["whole" if count == len(frames) else "cut"] += 1
+                begins = {run.first_seq for run in runs}
+                if count < len(frames) and numbers[count] in begins:
+                    assert len(data) + len(frames[count]) > PIECE, "the first record of the next run fits as well"
+                    seen["between runs"] += 1
+                assert count == len(frames) or sum(map(len, frames)) > PIECE, "all records fit"
+            runs = [run.slice(max(0, last + 1 - run.first_seq), len(run)) for run in runs if run.last_seq > last]
+    assert {"large", "whole", "cut", "between runs"} == set(seen), seen
 
 
 def test_messages_that_a_client_publishes_are_numbered_from_the_first() -> None:
