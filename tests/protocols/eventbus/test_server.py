@@ -296,11 +296,12 @@ class TestSnapshots:
     def test_every_event_is_sent_once_in_pieces_with_other_events_between(self) -> None:
         world = make_world()
         world.publish(500, size=1_000)
+        world.publish(1, size=PIECE)  # the last one in a piece of its own
         asking = world.snapshot()
         asking.say([b"SYNCSTART", b"/a/", b"0"])
         found = asking.hear()
-        assert [frames[6][:6] for frames in found[:-1]] == [b"%06d" % n for n in range(1, 501)]
-        assert found[-1] == [b"SYNCEND", b"/a/", b"500"]
+        assert [frames[6][:6] for frames in found[:-1]] == [b"%06d" % n for n in (*range(1, 501), 1)]
+        assert found[-1] == [b"SYNCEND", b"/a/", b"501"]
 
     def test_clients_that_do_not_read_delay_nobody_and_are_disconnected(self) -> None:
         world = make_world()
@@ -381,10 +382,11 @@ class TestConnections:
 
     def test_connections_that_a_new_policy_does_not_allow_are_closed(self) -> None:
         world = make_world()
-        subscriber, collector = world.subscriber(b""), world.collector()
-        world.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "publish": "*"}]}))
-        world.factory.end_forbidden()
-        assert (subscriber.transport.disconnecting, collector.transport.disconnecting) == (True, False)
+        peers = {"subscriber": world.subscriber(b""), "snapshot": world.snapshot(), "collector": world.collector()}
+        for rights, gone in (({"publish": "*"}, {"subscriber", "snapshot"}), ({"subscribe": "*"}, {*peers})):
+            world.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", **rights}]}))
+            world.factory.end_forbidden()
+            assert {name for name, peer in peers.items() if peer.transport.disconnecting} == gone, rights
 
     def test_all_ports_share_the_limit_of_connections(self) -> None:
         world = make_world(max_connections=3)
