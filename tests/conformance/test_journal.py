@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 import pytest
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
@@ -18,14 +18,17 @@ from zope.interface.verify import verifyObject
 from fyrehose.errors import Closed, ReadOnly
 from fyrehose.interfaces import IJournal, IJournalObserver, JournalState
 from fyrehose.journal.clock import RecordClock
-from fyrehose.journal.files import SteppedFiles
 from fyrehose.journal.journal import FileJournal
 from fyrehose.journal.settings import JournalSettings
 from fyrehose.records import Record, Run
 from fyrehose.testing import MemoryJournal
 from tests.doubles.appending import append_runs
+from tests.doubles.files import FaultyFiles
+from tests.doubles.hand_worker import HandWorker
 
 T = TypeVar("T")
+#: The free bytes of a disk that is not full.
+ROOM = 1 << 40
 
 
 @implementer(IJournalObserver)
@@ -44,61 +47,6 @@ class Observer:
 
     def stuck(self, reason: str) -> None:
         assert reason
-
-
-class HeldWorker:
-    """A worker that runs jobs at once until :meth:`work` is called, and from then on only when it is called."""
-
-    def __init__(self) -> None:
-        self.jobs: list[tuple[Callable[[], Any], Deferred[Any]]] | None = None
-
-    def call(self, job: Callable[[], T]) -> Deferred[T]:
-        if self.jobs is None:
-            return maybeDeferred(job)
-        done: Deferred[T] = Deferred()
-        self.jobs.append((job, done))
-        return done
-
-    def stop(self) -> None: ...
-
-    def work(self) -> None:
-        """Run all waiting jobs, and keep later ones waiting."""
-        while self.jobs:
-            job, done = self.jobs.pop(0)
-            maybeDeferred(job).chainDeferred(done)
-        self.jobs = []
-
-
-@attrs.define
-class Disk:
-    """The calls that fail, with their error numbers, and the free space of the disk."""
-
-    refuse: dict[str, int] = attrs.field(factory=dict)
-    room: int = 1 << 40
-
-
-@attrs.frozen
-class FaultyFiles(SteppedFiles):
-    """Real files, except that calls fail as ``disk`` says."""
-
-    disk: Disk = attrs.field(factory=Disk)
-
-    def write(self, fd: int, data: bytes, offset: int) -> None:
-        self._maybe("write")
-        super().write(fd, data, offset)
-
-    def sync(self, fd: int) -> None:
-        self._maybe("sync")
-        super().sync(fd)
-
-    def allocate(self, fd: int, offset: int, size: int) -> None: ...
-
-    def free(self, directory: Path) -> int:
-        return self.disk.room
-
-    def _maybe(self, what: str) -> None:
-        if what in self.disk.refuse:
-            raise OSError(self.disk.refuse[what], "refused")
 
 
 class Subject:
@@ -180,14 +128,14 @@ class OnDisk(Subject):
         self.make()
 
     def make(self) -> None:
-        self.clock, self.worker, self.disk = Clock(), HeldWorker(), Disk()
+        self.clock, self.worker, self.files = Clock(), HandWorker(hold=False), FaultyFiles(times=1 << 60, room=ROOM)
         self.time = 0
         self.journal = FileJournal(
             self.clock,
             self.directory,
             JournalSettings(segment_size=1 << 20),
             worker=self.worker,
-            files=FaultyFiles(self.disk),
+            files=self.files,
             clock=RecordClock(self.now),
         )
 
@@ -197,10 +145,10 @@ class OnDisk(Subject):
         return 1_700_000_000_000_000 + self.time * (1 if self.time % 3 else -1000)
 
     def open(self) -> Mapping[str, int]:
-        if self.worker.jobs is not None:
+        if self.worker.hold:
             self.make()
         ends = result_of(self.journal.open(self.observer))
-        self.worker.jobs = []
+        self.worker.hold = True
         return ends
 
     def commit(self) -> None:
@@ -208,19 +156,19 @@ class OnDisk(Subject):
 
     def fill(self) -> None:
         # The disk refuses waiting appends; if there are none, the journal notices the short space itself.
-        self.disk.refuse, self.disk.room = {"write": errno.ENOSPC}, 0
+        self.files.name, self.files.error, self.files.room = "write", errno.ENOSPC, 0
         self.worker.work()
         self.clock.advance(1)
         self.worker.work()
 
     def make_room(self) -> None:
-        self.disk.refuse, self.disk.room = {}, 1 << 40
+        self.files.name, self.files.room = "", ROOM
         for _ in range(2):  # what waits is written, and then more is accepted
             self.clock.advance(1)
             self.worker.work()
 
     def fail(self) -> None:
-        self.disk.refuse = {"sync": errno.EIO}
+        self.files.name, self.files.error = "sync", errno.EIO
         self.worker.work()
 
 
