@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port, free_ports
-from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran, until
+from tests.live.conftest import FYREHOSE, PATIENCE, ran, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -23,11 +23,6 @@ BOTH = (
     *("--listen", "backbone=udp:0:interface=127.0.0.1"),
     *("--listen", "http=tcp:0:interface=127.0.0.1"),
 )
-#: Source files, and files that are no text at all.
-FILES = [
-    *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.py")),
-    *sorted(str(path) for path in (ROOT / "fyrehose").rglob("*.pyc"))[:40],
-]
 
 
 class Server:
@@ -88,12 +83,6 @@ def test_lines_published_with_figg_are_tailed_with_two_protocols_after_a_kill(se
         assert everything(server, len(messages)) == expected
 
 
-def test_each_file_of_a_directory_is_published_as_a_message(server: Server) -> None:
-    fit = [path for path in FILES if Path(path).stat().st_size <= 65_498]
-    server.publish("--whole", *fit)
-    assert everything(server, len(fit)) == b"".join(Path(path).read_bytes() for path in fit)
-
-
 def test_a_file_larger_than_a_datagram_is_published_as_one_message(server: Server, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(os.urandom(5 << 20))
@@ -122,23 +111,6 @@ def test_tail_writes_json(server: Server) -> None:
         assert (second["seq"], second["payload_base64"]) == (2, "/wA=")
         known = {"source", "time", "producer", "producer_seq"} & first.keys()
         assert known == ({"source", "time", "producer", "producer_seq"} if protocol == "http" else set())
-
-
-def test_tail_of_a_port_of_another_protocol_is_an_error(server: Server) -> None:
-    server.publish("x")
-    for protocol, port in (("figg", "http"), ("http", "figg")):
-        words = ("--protocol", protocol, "--from", f"127.0.0.1:{server.running.port(port)}", "--stream", "backbone")
-        ended = fyrehose("tail", *words, "--since", "start", "--idle", "60s", status=1)
-        assert ended.stdout == ""
-        assert "check the port and --protocol" in ended.stderr or "a port of protocol http" in ended.stderr
-
-
-@pytest.mark.parametrize("command", ["publish", "tail"])
-def test_a_command_on_a_stream_that_belongs_to_the_server_names_the_reason(server: Server, command: str) -> None:
-    words = [*server.words(command, "figg", ".x"), *(["hello"] if command == "publish" else [])]
-    said = ran(*words, status=1).stderr
-    assert "streams whose names begin with a dot belong to the server" in said
-    assert "TLS" not in said
 
 
 @pytest.mark.parametrize(("protocol", "stream"), [("figg", "backbone"), ("backbone", None), ("http", "backbone")])

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
 import signal
-import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fyrehose.testing.certificates import Authority
-from tests.live.conftest import FYREHOSE, PATIENCE, ran
+from tests.live.conftest import PATIENCE, ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -52,19 +48,6 @@ def test_published_messages_are_read_before_and_after_a_kill(start: Any) -> None
     back = lines(curl(f"{url}?limit=100000"))
     assert [each["seq"] for each in back] == list(range(1, 20_002))
     assert "".join(each["payload"] + "\n" for each in back[1:]).encode() == many
-
-
-def test_compressed_web_hook_that_is_sent_again_is_stored_once(start: Any) -> None:
-    server = start(*HTTP, "--option", "http.key-header=X-GitHub-Delivery")
-    url = f"http://127.0.0.1:{server.port('http')}/streams/hooks"
-    event = b'{"action": "opened", "number": 7}'
-    words = ("-H", "Content-Type: application/json", "-H", "Content-Encoding: gzip", "--data-binary", "@-", url)
-    for delivery in ("72d3162e", "72d3162e", "a1b2c3d4"):
-        said = curl("-H", f"X-GitHub-Delivery: {delivery}", *words, data=gzip.compress(event))
-        assert lines(said)[0]["count"] == 1
-    found = lines(curl(f"{url}?payload=json"))
-    assert [each["payload"] for each in found] == [json.loads(event)] * 2
-    server.stop(signal.SIGKILL)
 
 
 def test_a_binary_file_is_posted_with_its_length_and_in_chunks(start: Any, tmp_path: Path) -> None:
@@ -105,25 +88,3 @@ def test_http_works_with_tls_a_policy_and_a_token(start: Any, tmp_path: Path) ->
     assert curl(*trusted, "-d", "x", url) == b"401"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", "-d", "x", url) == b"200"
     assert curl(*trusted, "-H", "Authorization: Bearer secret", url) == b"403"
-
-
-def test_tail_of_a_pattern_follows_streams_that_are_created_later(start: Any) -> None:
-    server = start(*HTTP)
-    url = f"http://127.0.0.1:{server.port('http')}/streams"
-    curl("-d", "before", f"{url}/logs.a")
-    at = ("--protocol", "http", "--from", f"127.0.0.1:{server.port('http')}")
-    command = [FYREHOSE, "tail", *at, "--stream", "logs.*", "--count", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
-        assert follower.stdout is not None
-        heard: list[str] = []
-        stop = time.monotonic() + PATIENCE
-        reader = threading.Thread(target=lambda: heard.extend(follower.stdout))  # type: ignore[arg-type]
-        reader.start()
-        while follower.poll() is None and time.monotonic() < stop:
-            curl("-d", "x", f"{url}/logs.a")
-            curl("-d", "y", f"{url}/logs.b")
-            time.sleep(0.2)
-        reader.join(PATIENCE)
-        assert follower.wait(PATIENCE) == 0
-    assert len(heard) == 2
-    assert set(heard) <= {"logs.a: x\n", "logs.b: y\n"}

@@ -21,7 +21,7 @@ import pytest
 from fyrehose.protocols.figg.frames import Ack, Attach, Attached, DataRun, Ping, Pong, Publish
 from fyrehose.protocols.figg.session import FiggClientSession
 from fyrehose.testing.certificates import Authority, Issued
-from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran
+from tests.live.conftest import PATIENCE, fyrehose, ran
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -202,32 +202,6 @@ def test_the_commands_of_the_security_page_run(start: Any, tmp_path: Path) -> No
     words = shlex.split(looking.replace("8119", str(server.port("figg"))))
     assert "Verify return code: 0 (ok)" in ran(*words, status=None, cwd=tmp_path, input="").stdout
     assert server.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "protocol", "wanted"),
-    [
-        ("publish", "figg", "publish into 'secret'"),
-        ("tail", "figg", "read 'secret'"),
-        ("publish", "relink", "publish into 'secret'"),
-        ("tail", "relink", "read 'secret'"),
-        ("publish", "lumberjack", "publish"),
-    ],
-)
-def test_a_command_that_the_policy_refuses_reports_that(
-    start: Any, tmp_path: Path, command: str, protocol: str, wanted: str
-) -> None:
-    tmp_path.joinpath("policy.toml").write_text(READER)
-    listen = f"{protocol}=tcp:0:interface=127.0.0.1"
-    server = start("--listen", listen, "--policy", str(tmp_path / "policy.toml"))
-    words = [FYREHOSE, command, "--protocol", protocol, "--to" if command == "publish" else "--from"]
-    words += [f"127.0.0.1:{server.port(protocol)}", *(["--stream", "secret"] if protocol != "lumberjack" else [])]
-    said = ran(*words, status=1, input="x\n", cwd=tmp_path)
-    assert said.stdout == ""
-    assert "closes each connection at once: is that a port of protocol " in said.stderr
-    assert f"its access policy may not allow 127.0.0.1 to {wanted}," in said.stderr
-    assert said.stderr.count("\n") == 1
-    server.wait_for(f"{protocol}: Forbidden from 127.0.0.1")
 
 
 def test_a_command_reports_a_server_certificate_that_it_cannot_verify(
