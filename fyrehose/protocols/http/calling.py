@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, maybeDeferred
@@ -32,6 +32,20 @@ log = Logger()
 SLOWEST = 64 << 10
 
 
+class Called(NamedTuple):
+    """The answer to a call.
+
+    :ivar content: the JSON object of the answer; {} for an answer without a body
+    :ivar asked_at: when the request was sent, at the last attempt, by the client's clock
+    :ivar repeats: how often the request was sent before, because its answer was lost
+    """
+
+    status: int
+    content: dict[str, Any]
+    asked_at: float
+    repeats: int
+
+
 @attrs.define(eq=False, slots=False)
 class Caller(Factory):
     """A client that sends requests to the server at *endpoint*.
@@ -39,8 +53,6 @@ class Caller(Factory):
     :ivar authority: the value of the ``Host`` header
     :ivar token: the bearer token that is sent, if any
     :ivar retries: called with each :class:`ConnectionFailed`; returns whether to send the request again
-    :ivar asked_at: when the last request was sent, at the last attempt
-    :ivar repeats: number of requests that were sent again, because their answer was lost
     """
 
     noisy = False
@@ -52,8 +64,10 @@ class Caller(Factory):
     token: str | None = attrs.field(default=None, repr=False)
     options: ConnectionOptions = HTTP_OPTIONS
     retries: Callable[[Exception], bool] = lambda error: process_exception(error) is None
-    asked_at: float = attrs.field(default=0.0, init=False)
-    repeats: int = attrs.field(default=0, init=False)
+    #: when the present request was sent, at the last attempt
+    _asked_at: float = attrs.field(default=0.0, init=False)
+    #: how often the present request was sent before, because its answer was lost
+    _repeats: int = attrs.field(default=0, init=False)
     #: whether the server itself, and not a proxy, has answered before
     _met: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -62,13 +76,11 @@ class Caller(Factory):
     _waiting: Deferred[Any] | None = attrs.field(default=None, init=False)
     _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
-    async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, dict[str, Any]]:
-        """Send a request with a JSON body as :meth:`ask` does.
-
-        :return: status and JSON object of the answer; {} for an answer without a body
-        """
-        answer = await self.ask(method, path, None if body is None else json.dumps(body).encode(), wait=wait)
-        return answer.status, answer.json_object or {}
+    async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> Called:
+        """Send a request with a JSON body as :meth:`ask` does."""
+        data = None if body is None else json.dumps(body).encode()
+        answer, asked_at, repeats = await self._ask(method, path, data, (), wait)
+        return Called(answer.status, answer.json_object or {}, asked_at, repeats)
 
     async def ask(
         self, method: str, target: str, body: bytes | None = None, headers: FieldLines = (), wait: float = 0.0
@@ -80,27 +92,7 @@ class Caller(Factory):
         :raises ConnectionFailed: there is no answer, and ``retries`` has returned False
         :raises Closed: the client was closed
         """
-        await self._one.acquire()
-        try:
-            failures, said = 0, ""
-            while not self._closed:
-                try:
-                    return self._checked(await self._try(method, target, body, headers, wait))
-                except ConnectionFailed as error:
-                    self._leave()
-                    if self._closed:
-                        break
-                    if not self.retries(error):
-                        raise
-                    failures, pause = failures + 1, error.retry_after
-                    if str(error) != said:
-                        said = str(error)
-                        log.warn("{name}: {problem}; retrying", name=self.authority, problem=said)
-                self._waiting = deferLater(self.clock, max(pause, self.options.retry(failures)))
-                await self._waiting
-            raise Closed("the client was closed before the server had answered")
-        finally:
-            self._one.release()
+        return (await self._ask(method, target, body, headers, wait))[0]
 
     def close(self) -> None:
         """Close the connection, and send no further request."""
@@ -128,6 +120,34 @@ class Caller(Factory):
 
     # Internals.
 
+    async def _ask(
+        self, method: str, target: str, body: bytes | None, headers: FieldLines, wait: float
+    ) -> tuple[ServerAnswer, float, int]:
+        """Send a request as :meth:`ask` does; return the answer, when it was asked for, and how often before."""
+        await self._one.acquire()
+        try:
+            failures, said, self._repeats = 0, "", 0
+            while not self._closed:
+                try:
+                    answer = self._checked(await self._try(method, target, body, headers, wait))
+                    # Here, because the next request begins as soon as this one has released the lock.
+                    return answer, self._asked_at, self._repeats
+                except ConnectionFailed as error:
+                    self._leave()
+                    if self._closed:
+                        break
+                    if not self.retries(error):
+                        raise
+                    failures, pause = failures + 1, error.retry_after
+                    if str(error) != said:
+                        said = str(error)
+                        log.warn("{name}: {problem}; retrying", name=self.authority, problem=said)
+                self._waiting = deferLater(self.clock, max(pause, self.options.retry(failures)))
+                await self._waiting
+            raise Closed("the client was closed before the server had answered")
+        finally:
+            self._one.release()
+
     async def _try(
         self, method: str, target: str, body: bytes | None, headers: FieldLines, wait: float
     ) -> ServerAnswer:
@@ -140,15 +160,15 @@ class Caller(Factory):
             except Exception as error:
                 raise ConnectionFailed(error) from error
         assert self._connection is not None, "it was just made"
-        self.asked_at = self.clock.seconds()
+        self._asked_at = self.clock.seconds()
         timeout = wait + self.options.answer_timeout + len(body or b"") / SLOWEST
         try:
             return await self._connection.ask(method, target, body, headers).addTimeout(timeout, self.clock)
         except DeferredTimeout as error:
-            self.repeats += 1
+            self._repeats += 1
             raise ConnectionFailed(ServerSilent(f"the server has not answered for {timeout:.0f} s")) from error
         except ConnectionFailed:
-            self.repeats += 1
+            self._repeats += 1
             raise
 
     def _checked(self, answer: ServerAnswer) -> ServerAnswer:
@@ -160,7 +180,7 @@ class Caller(Factory):
         self._met = self._met or own
         said = f"status {answer.status}: {answer.detail}"
         if answer.passes(own, self._met):
-            self.repeats += not own
+            self._repeats += not own
             raise ConnectionFailed(ServerUnavailable(said, answer.retry_after))
         if not own:
             raise ConnectionFailed(foreign(self.authority, said))

@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from fyrehose.errors import FyrehoseError, LeaseLost
 from fyrehose.ndjson import record_of
 from fyrehose.net.clients import ConnectionOptions, ProcessException, process_exception
-from fyrehose.protocols.http.calling import Caller
+from fyrehose.protocols.http.calling import Called, Caller
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.records import MAX_NAME, Record
 
@@ -206,11 +206,11 @@ class SharedWork:
 
         :raises FyrehoseError: the server refuses
         """
-        status, shown = (404, {}) if self.options is not None else await self.polling.call("GET", self.path)
+        status, shown = (404, {}) if self.options is not None else (await self.polling.call("GET", self.path))[:2]
         if status == 404:
             place = "match" if "*" in self.stream else "stream"
             body = {place: self.stream, "shared": True, **(self.options or {})}
-            status, shown = await self.polling.call("PUT", self.path, body)
+            status, shown, *_ = await self.polling.call("PUT", self.path, body)
         self._check(status, shown)
         if shown.get("kind") != "shared" or shown.get("stream") != self.stream:
             raise FyrehoseError(
@@ -304,9 +304,9 @@ class SharedWork:
         :raises FyrehoseError: the server refuses
         """
         record.end()
-        answer = await self._act({"done": [self._item(record)], "publish": list(publish)})
-        refused = [each["why"] for each in answer.get("refused", [])]
-        if refused and not (refused == ["final"] and answer.get("repeated")):
+        called = await self._act({"done": [self._item(record)], "publish": list(publish)})
+        refused = [each["why"] for each in called.content.get("refused", [])]
+        if refused and not (refused == ["final"] and called.repeats):
             raise LeaseLost(f"record {record.seq} of stream {record.stream!r} was not settled: {refused[0]}")
 
     async def failed(self, record: WorkRecord, delay: float | None = None) -> None:
@@ -332,22 +332,22 @@ class SharedWork:
         place = [record.stream] if "*" in self.stream else []
         return [*place, record.seq, record.token]
 
-    async def _act(self, body: Mapping[str, object]) -> dict[str, Any]:
+    async def _act(self, body: Mapping[str, object]) -> Called:
         """Send a request that settles records; it may be repeated, because a settled record stays settled."""
-        before = self.acting.repeats
-        status, answer = await self.acting.call("POST", f"{self.path}/settle", {**body, "consumer": self.consumer})
+        called = await self.acting.call("POST", f"{self.path}/settle", {**body, "consumer": self.consumer})
+        status, answer, *_ = called
         if status != 409 or "refused" not in answer:
             self._check(status, answer)
-        return {**answer, "repeated": self.acting.repeats > before}
+        return called
 
     async def _fetch(self) -> None:
         """Lease the next records; repeat a request without an answer under the same number, for the same records."""
         self._request += 1
         wait = WAIT if self.idle is None else min(WAIT, self.idle)
         body = {"consumer": self.consumer, "request": self._request, "most": self.most, "wait": wait}
-        status, answer = await self.polling.call("POST", f"{self.path}/lease", body, wait)
+        status, answer, asked_at, _ = await self.polling.call("POST", f"{self.path}/lease", body, wait)
         self._check(status, answer)
-        leased = self.polling.asked_at + answer["waited"]
+        leased = asked_at + answer["waited"]
         for each in answer["records"]:
             record = WorkRecord(record_of(each), each["token"], each["failures"], leased)
             record.keep(self.clock, leased + TRUSTED * self.lease)
@@ -363,9 +363,9 @@ class SharedWork:
         held = [each for each in held if each.leased > until]
         if not held:
             return
-        answer = await self._act({"extend": [self._item(each) for each in held]})
-        until = self.acting.asked_at + TRUSTED * self.lease
-        tokens, refused = ({_place(each): each for each in answer[kind]} for kind in ("extended", "refused"))
+        called = await self._act({"extend": [self._item(each) for each in held]})
+        until = called.asked_at + TRUSTED * self.lease
+        tokens, refused = ({_place(each): each for each in called.content[kind]} for kind in ("extended", "refused"))
         for each in held:
             place = (each.stream if "*" in self.stream else None, each.seq)
             if place in tokens:

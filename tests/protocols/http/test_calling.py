@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from fyrehose.errors import Closed
 from fyrehose.net.clients import ConnectionFailed
-from fyrehose.protocols.http.calling import SLOWEST, Caller
+from fyrehose.protocols.http.calling import SLOWEST, Called, Caller
 from fyrehose.protocols.http.requests import HTTP_OPTIONS
 from fyrehose.web.client_session import LONGEST_RETRY_AFTER
 from tests.doubles.answering import EndingTransport, answer, own, proxy
@@ -72,21 +72,21 @@ def test_a_request_has_the_body_and_the_token_and_its_answer_is_an_object() -> N
     assert sent.endswith(b'\r\n\r\n{"a": 1}')
     assert b"Authorization: Bearer secret" in sent
     endpoint.answer(200, {"b": 2})
-    assert done.result == (200, {"b": 2})
+    assert done.result[:2] == (200, {"b": 2})
     again: Deferred[Any] = Deferred.fromCoroutine(caller.call("DELETE", "/x"))
     endpoint.answer(204)
-    assert (again.result, len(endpoint.made)) == ((204, {}), 1), "the connection is used again"
+    assert (again.result[:2], len(endpoint.made)) == ((204, {}), 1), "the connection is used again"
 
 
 def test_a_request_whose_answer_is_lost_is_sent_again() -> None:
     endpoint, clock = Endpoint(), Clock()
-    caller, done = calling(endpoint, clock)
+    _, done = calling(endpoint, clock)
     endpoint.made[0].abortConnection()
     assert not done.called
     clock.advance(1)
     assert endpoint.made[1].value() == endpoint.made[0].value()
     endpoint.answer(200, {})
-    assert (done.result, caller.repeats) == ((200, {}), 1)
+    assert (done.result[:2], done.result.repeats) == ((200, {}), 1)
 
 
 def test_request_is_repeated_if_a_server_refuses_the_connection_or_asks_to_retry() -> None:
@@ -99,18 +99,18 @@ def test_request_is_repeated_if_a_server_refuses_the_connection_or_asks_to_retry
     for _ in range(8):
         clock.advance(1)
     endpoint.answer(200, {})
-    assert done.result == (200, {})
+    assert done.result[:2] == (200, {})
 
 
 def test_connection_is_closed_after_status_503_because_another_server_may_lead() -> None:
     endpoint, clock = Endpoint(), Clock()
-    caller, done = calling(endpoint, clock)
+    _, done = calling(endpoint, clock)
     endpoint.answer(503, {"error": "another server leads"})
     assert endpoint.made[0].disconnecting
     clock.advance(1)
     assert len(endpoint.made) == 2
     endpoint.answer(200, {})
-    assert (done.result, caller.repeats) == ((200, {}), 0)
+    assert (done.result[:2], done.result.repeats) == ((200, {}), 0)
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.0, HTTP_OPTIONS.answer_timeout, 100.0])
@@ -124,7 +124,7 @@ def test_request_without_an_answer_is_repeated_over_another_connection(wait: flo
     clock.advance(1)
     assert len(endpoint.made) == 2
     endpoint.answer(409, {"error": "no"})
-    assert done.result == (409, {"error": "no"})
+    assert done.result[:2] == (409, {"error": "no"})
 
 
 def test_an_answer_that_is_no_object_is_an_error() -> None:
@@ -142,28 +142,30 @@ def refused(done: Deferred[Any]) -> str:
     return failures[0].getErrorMessage().partition(": ")[0]
 
 
-def test_requests_are_sent_one_after_another() -> None:
-    endpoint = Endpoint()
-    caller, first = calling(endpoint, Clock())
+def test_requests_are_sent_one_after_another_and_each_answer_says_when_and_how_often_it_was_asked_for() -> None:
+    endpoint, clock = Endpoint(), Clock()
+    caller, first = calling(endpoint, clock)
     second: Deferred[Any] = Deferred.fromCoroutine(caller.call("GET", "/y"))
-    assert b"/y" not in endpoint.made[0].value()
+    endpoint.made[0].abortConnection()
+    clock.pump([0.25] * 4)
+    assert b"/y" not in endpoint.made[1].value()
     endpoint.answer(200, {})
-    assert first.called
-    assert b"GET /y" in endpoint.made[0].value()
+    assert first.result == Called(200, {}, asked_at=0.5, repeats=1)
+    assert b"GET /y" in endpoint.made[1].value()
     endpoint.answer(200, {"y": 1})
-    assert second.result == (200, {"y": 1})
+    assert second.result == Called(200, {"y": 1}, asked_at=1.0, repeats=0)
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_an_answer_of_a_proxy_is_a_lost_connection(status: int) -> None:
     endpoint, clock = Endpoint(), Clock()
-    caller, done = calling(endpoint, clock)
+    _, done = calling(endpoint, clock)
     endpoint.say(proxy(status))
     assert not done.called
     clock.advance(0.5)
     assert endpoint.made[1].value() == endpoint.made[0].value()
     endpoint.answer(200, {})
-    assert (done.result, caller.repeats) == ((200, {}), 1)
+    assert (done.result[:2], done.result.repeats) == ((200, {}), 1)
 
 
 @pytest.mark.parametrize("status", [200, 302, 401, 404])
@@ -178,7 +180,7 @@ def test_any_answer_of_a_proxy_is_a_lost_connection_once_the_server_has_answered
     endpoint.say(proxy(status))
     clock.advance(1)
     endpoint.answer(200, {"a": 1})
-    assert asked.result == (200, {"a": 1})
+    assert asked.result[:2] == (200, {"a": 1})
 
 
 def test_an_answer_that_ends_early_is_a_lost_connection() -> None:
@@ -190,7 +192,7 @@ def test_an_answer_that_ends_early_is_a_lost_connection() -> None:
     endpoint.say(answer(200, b'{"a": '))  # a proxy has ended it properly
     clock.advance(1)
     endpoint.answer(200, {"a": 1})
-    assert done.result == (200, {"a": 1})
+    assert done.result[:2] == (200, {"a": 1})
 
 
 def test_a_pause_grows_and_is_longer_if_an_answer_asks_for_it() -> None:

@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import attrs
 import pytest
-from twisted.internet.defer import CancelledError, Deferred, fail
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, fail
 from twisted.internet.error import ConnectError
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 
 from fyrehose.errors import FyrehoseError, LeaseLost
 from fyrehose.net.clients import ConnectionFailed
+from fyrehose.protocols.http.calling import Called
 from fyrehose.protocols.http.workers import SharedWork, WorkClient, WorkRecord
 from fyrehose.records import MAX_NAME
 from tests.doubles.awkward import NAMES, SURROGATES, TOO_LONG
+from tests.doubles.steps import advance_until
 
 from .test_leasing import World
 
 
 @attrs.define(eq=False)
 class DirectCaller:
-    """Asks the server of *world* directly; loses the next *lost* answers."""
+    """Asks the server of *world*, one request after the other, whose way there and back takes a while.
+
+    :ivar lost: the share of the answers that are lost, so that their requests are sent again
+    :ivar delays: for how many seconds a request, or an answer, may be on its way; 0: it takes no turn of the reactor
+    :ivar silent: while there is one, no request is sent
+    :ivar latest: the latest answer
+    """
 
     world: World
-    lost: int = 0
-    repeats: int = 0
-    asked_at: float = 0.0
-    #: while there is one, no request is answered
+    dice: Random = attrs.field(factory=lambda: Random(0))
+    lost: float = 0.0
+    delays: tuple[float, ...] = (0.0,)
     silent: Deferred[None] | None = None
+    latest: Called = attrs.field(init=False)
+    _one: DeferredLock = attrs.field(factory=DeferredLock, init=False)
 
-    async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> tuple[int, Any]:
-        if self.silent is not None:
-            await self.silent
-        self.asked_at = self.world.clock.seconds()
-        answer = self.world.ask(f"{method} {path}", body)
-        while self.lost:
-            self.lost -= 1
-            self.repeats += 1
-            answer = self.world.ask(f"{method} {path}", body)
-        return answer
+    async def call(self, method: str, path: str, body: object = None, wait: float = 0.0) -> Called:
+        await self._one.acquire()
+        try:
+            if self.silent is not None:
+                await self.silent
+            repeats = -1
+            while repeats < 0 or self.dice.random() < self.lost:
+                repeats += 1
+                asked_at = self.world.clock.seconds()
+                await self.pass_time()
+                peer = self.world.peer()
+                answer = peer.ask(f"{method} {path}", body)
+                peer.leave()
+                await self.pass_time()
+            self.latest = Called(*answer, asked_at, repeats)
+            return self.latest
+        finally:
+            self._one.release()
+
+    async def pass_time(self) -> None:
+        seconds = self.dice.choice(self.delays)
+        if seconds:
+            await deferLater(self.world.clock, seconds)
 
     def close(self) -> None:
         """Keep nothing open."""
@@ -76,12 +100,6 @@ async def handle_all(work: SharedWork) -> list[bytes]:
         async for record in work:
             found.append(record.payload)
     return found
-
-
-def test_each_record_is_handled_and_settled() -> None:
-    world = World()
-    assert run(handle_all(share(world))) == [b"%d" % number for number in range(1, 11)]
-    assert (world.show()["settled_total"], world.show()["in_flight"]) == (10, 0)
 
 
 def test_subscription_is_created_with_the_options_or_must_have_the_same_ones() -> None:
@@ -128,29 +146,6 @@ def test_a_body_that_is_cancelled_returns_its_record_as_not_tried() -> None:
         result(running)
     world.clock.advance(2)
     assert [(each["seq"], each["failures"]) for each in world.lease()] == [(1, 0)]
-
-
-def test_leases_are_extended_while_the_body_runs_but_not_for_ever() -> None:
-    world, waiting = World(), Deferred[None]()
-
-    async def body() -> WorkRecord:
-        async with share(world, longest=3, lease=10) as work:
-            async for record in work:
-                await waiting
-                return record
-        raise AssertionError("there are records")
-
-    running = Deferred.fromCoroutine(body())
-    for _ in range(30):
-        world.clock.advance(1)
-    assert [each["seq"] for each in world.show()["leases"]] == [1]
-    for _ in range(20):
-        world.clock.advance(1)
-    assert world.show()["leases"] == []
-    assert world.lease(1, "w2")[0]["failures"] in (0, 1), "it is leased to somebody else"
-    waiting.callback(None)
-    with pytest.raises(LeaseLost):
-        result(running)
 
 
 async def hold_first(
@@ -235,19 +230,6 @@ def test_a_lost_lease_is_reported() -> None:
         run(body())
 
 
-def test_results_are_published_once_if_the_answer_is_lost() -> None:
-    world = World()
-
-    async def body() -> None:
-        async with share(world) as work:
-            async for record in work:
-                work.acting.lost = 1  # type: ignore[attr-defined]
-                await work.settle(record, publish=[{"stream": "invoices", "payload": f"{record.seq}"}])
-
-    run(body())
-    assert world.payloads("invoices") == [b"%d" % number for number in range(1, 11)]
-
-
 def test_records_are_returned_and_rejected() -> None:
     world = World()
 
@@ -284,10 +266,102 @@ def test_reason_of_a_rejection_is_stored_as_far_as_a_name_may_reach(why: str) ->
 
 def test_workers_share_the_records_of_a_pattern() -> None:
     world = World()
-    world.publish(2, "logs.a")
-    world.publish(2, "logs.b")
+    world.add(2, "logs.a")
+    world.add(2, "logs.b")
     assert sorted(run(handle_all(share(world, most=2, stream="logs.*")))) == [b"1", b"1", b"2", b"2"]
     assert world.show()["settled_total"] == 4
+
+
+class Workers:
+    """Two workers whose requests take a while, and whose bodies settle, fail, hang, or publish a result."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.world = Random(seed), World()
+        self.prompt = seed % 2 == 0  #: whether requests are so fast that no lease is lost on the way
+        self.held: dict[str, WorkRecord] = {}  #: by worker, the record that it works on
+        self.running: dict[str, Deferred[None]] = {}
+        self.told: dict[str, bool] = {}  #: the results whose workers know that they count; True: after a repetition
+        self.seen: Counter[str] = Counter()
+        assert self.world.create(lease=10)[0] == 200
+        self.peer = self.world.peer()
+
+    def run(self) -> None:
+        advance_until(self.are_done, self.world.clock)
+        results = Counter(payload.decode() for payload in self.world.payloads("invoices"))
+        assert results.keys() <= self.told.keys(), "a result is published, and its worker knows only that it is late"
+        # If the answer was lost, a worker cannot know whether its own result counts or that of the other one.
+        certain = Counter(result for result, repeated in self.told.items() if not repeated)
+        assert certain <= results <= Counter(self.told.keys()), "each result is published once"
+
+    def are_done(self) -> bool:
+        self.check_leases()
+        shown = self.shown()
+        left = shown["settled_total"] + shown["dead_total"] < 10
+        for name in ("w1", "w2"):
+            if name in self.running and self.running[name].called:
+                result(self.running.pop(name))
+            if left and name not in self.running:
+                self.running[name] = Deferred.fromCoroutine(self.work(name))
+        return not left and not self.running
+
+    def shown(self) -> Any:
+        return self.peer.ask("GET /subscriptions/work")[1]
+
+    def check_leases(self) -> None:
+        leased = {(each["seq"], each["consumer"]) for each in self.shown()["leases"]}
+        for name, record in self.held.items():
+            if not (record.lost or record.ended):
+                assert (record.seq, name) in leased, f"{name} counts on record {record.seq} longer than its lease lasts"
+
+    async def work(self, name: str) -> None:
+        delays, lost = ((0.0, 0.0, 1.0), 0.0) if self.prompt else ((0.0, 1.0, 4.0, 7.0), 0.3)
+        polling, acting = (DirectCaller(self.world, self.dice, lost, delays) for _ in range(2))
+
+        work = SharedWork(self.world.clock, polling, acting, "orders", "work", name, 3, 3, 0.0, None)  # type: ignore[arg-type]
+        try:
+            async with work:
+                async for record in work:
+                    self.held[name] = record
+                    try:
+                        await self.handle(work, record)
+                    finally:
+                        del self.held[name]
+        except ValueError:
+            self.seen["raised"] += 1
+
+    async def handle(self, work: SharedWork, record: WorkRecord) -> None:
+        how = self.dice.choice(("settle", "publish", "publish", "raise", "untried", "failed"))
+        try:
+            await work.hold(record, deferLater(self.world.clock, self.dice.choice((0.0, 3.0, 8.0, 20.0, 60.0))))
+            longest = record.leased + 4 * work.lease  # it is extended until it is held for three times its length
+            assert self.world.clock.seconds() < longest, "a lease is extended for ever"
+            if how == "publish":
+                payload = f"{record.seq} by {work.consumer}"
+                await work.settle(record, [{"stream": "invoices", "payload": payload}])
+                acting: Any = work.acting
+                self.told[payload] = acting.latest.repeats > 0
+            elif how == "raise":
+                raise ValueError("broken")
+            elif how != "settle":
+                await getattr(work, how)(record, delay=self.dice.choice((0.0, 5.0)))
+            self.seen[how] += 1
+        except LeaseLost:
+            self.seen["lost"] += 1
+            late = self.world.clock.seconds() - record.leased >= 25
+            assert late or not self.prompt, "a lease is lost although it was extended in time"
+
+
+def test_a_worker_never_counts_on_a_lease_that_has_ended() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        workers = Workers(seed)
+        try:
+            workers.run()
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
+        seen += workers.seen
+    assert seen.keys() == {"settle", "publish", "raised", "untried", "failed", "lost"}, f"not all happen: {seen}"
 
 
 class Nobody:
