@@ -45,6 +45,7 @@ from fyrehose.protocols.relink.session import ConnectorSession
 from fyrehose.protocols.relink.settings import RelinkSettings
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal, Transport
+from tests.doubles.steps import advance_until
 
 
 @attrs.frozen(kw_only=True)
@@ -425,6 +426,12 @@ class Wire:
         self.pump(1)
         self.pump()
 
+    def settle(self) -> None:
+        """Let time pass until the client has a link, and two more seconds, in which nothing is left to be done."""
+        advance_until(lambda: self.near is not None and self.near.session.linked, Pumped(self))
+        self.pump(1)
+        self.pump(1)
+
     def cut(self) -> None:
         near, far, self.near, self.far = self.near, self.far, None, None
         for one in (near, far):
@@ -449,6 +456,19 @@ class Wire:
 def make_wire() -> type[Wire]:
     """Return the class of endpoints: ``make_wire(server)``."""
     return Wire
+
+
+@attrs.define(eq=False)
+class Pumped:
+    """The clock of a wire, whose bytes arrive as time passes."""
+
+    wire: Wire
+
+    def seconds(self) -> float:
+        return self.wire.server.clock.seconds()
+
+    def advance(self, seconds: float) -> None:
+        self.wire.pump(seconds)
 
 
 #: a client that waits half a second more after each failure
