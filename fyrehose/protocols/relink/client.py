@@ -648,8 +648,8 @@ class RelinkClient(TCPClient):
             self._end()
 
     def protocol_broken(self) -> None:
-        """Drop the link, because the listener violated the protocol."""
-        if self.link is not None:
+        """Drop the link, because the listener violated the protocol; do nothing if it was lost before."""
+        if self.link is not None and not self.link.over:
             self._drop_link(self.link)
 
     def handle(self, found: Sequence[Any]) -> None:

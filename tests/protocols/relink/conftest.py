@@ -484,7 +484,7 @@ def make_client(make_server: Any) -> Any:
         name: str = "publish:s", server: Server | None = None, kind: type[RelinkClient] = RelinkClient, **more: Any
     ) -> tuple[RelinkClient, Wire]:
         wire = Wire(server or make_server())
-        client = kind(wire.server.clock, wire, name, connection_options=OPTIONS, **more)
+        client = kind(wire.server.clock, wire, name, **{"connection_options": OPTIONS, **more})
         made.append((client, wire))
         client.connect().addErrback(lambda failure: failure.trap(Closed))
         wire.pump()
