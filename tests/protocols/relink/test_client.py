@@ -190,6 +190,8 @@ class Listening:
                         self.link = link
                     assert link is not None
                     self.take(self.near.session.accept(link, resumed=resumed))
+                    if not resumed and self.made > 1 and self.dice.random() < 0.5:
+                        self.send(b"with the reply %d" % self.made)
                 case events.Received(channel=channel, first=first, messages=messages):
                     self.inbox += [(channel, seq, parts[0], True) for seq, parts in enumerate(messages, first)]
                 case events.Decided(channel=channel, first=first, messages=messages):
@@ -227,7 +229,7 @@ class Listening:
         link = self.link
         if link is None or self.leaving or link.channel(0).room < 1:
             return
-        link.send((0,), (payload,))
+        link.send((0,), self.dice.choice(((payload,), (payload, b"more"))))
         self.decided.append(payload)
         if not self.transactional:
             self.sent.append(payload)
@@ -312,6 +314,7 @@ class ClientHistory:
     def take(self, channel: int, seq: int, parts: tuple[bytes, ...]) -> Deferred[None] | None:
         assert not self.busy, "the message before it is not processed yet"
         assert not self.paused, "the program has paused"
+        assert not any(self.client.link is each for each in self.lost), "its link is lost"
         assert self.last in (None, self.client.link), "a link that was made while the client closes has no effect"
         if self.server.link is not None and self.client.link.id == self.server.link.id:
             taken, sent = self.server.taken, self.server.sent
@@ -354,7 +357,7 @@ class ClientHistory:
 
     def step(self) -> None:
         names = ("call", "call", "call", "process", "process", "send", "deliver", "deliver", "deliver", "answer")
-        rare = ("cut", "lose_link", "idle", "pause", "watch")
+        rare = ("cut", "lose_link", "violate", "idle", "pause", "watch")
         getattr(self, self.dice.choice(names if self.dice.random() < 0.8 else rare))()
         self.check()
 
@@ -429,6 +432,8 @@ class ClientHistory:
 
     def process(self) -> None:
         self.server.process()
+        if self.dice.random() < 0.3:
+            self.deliver()
 
     def send(self) -> None:
         self.server.send(b"to the client %b" % self.payload())
@@ -472,6 +477,13 @@ class ClientHistory:
     def lose_link(self) -> None:
         self.ran["lost"] += self.server.link is not None
         self.forget()
+
+    def violate(self) -> None:
+        """Let the listener send a packet that does not exist, by which the link is lost."""
+        if self.wire.far is not None and self.wire.far.session.linked:
+            self.ran["violated"] += 1
+            self.wire.far.flush()
+            self.wire.far.transport.write(bytes([0xA0]) + bytes(7))
 
     def forget(self) -> None:
         self.wire.cut()
@@ -522,14 +534,14 @@ class ClientHistory:
         if self.paused:
             self.pause()
         advance_until(lambda: self.idle() or self.linked, self.server.clock)
-        self.last, lost = self.client.link, len(self.lost)
+        self.last, lost, violated = self.client.link, len(self.lost), self.ran["violated"]
         self.rolled_back += [(channel, payload) for channel, (_, sent, _) in self.open.items() for payload in sent]
         self.open.clear()  # closing rolls back
         closed = [outcome(self.client.close())]
         for _ in range(400):
             what = self.dice.choice(("process", "answer", "leave", "deliver", "deliver", "deliver", "send", "rare"))
             if what == "rare" and self.dice.random() < 0.3:
-                what = self.dice.choice(("cut", "cut", "close", "lose_link"))
+                what = self.dice.choice(("cut", "cut", "close", "lose_link", "violate"))
                 self.ran[f"{what} while it closes"] += not closed[0]
             if what == "close":
                 closed.append(outcome(self.client.close()))
@@ -539,7 +551,8 @@ class ClientHistory:
                 getattr(self, what)()
             self.check()
         assert closed == [["done"]] * len(closed), "closing does not end"
-        assert len(self.lost) == lost or self.server.made > self.last.id, "a link that ends in good order is lost"
+        surely = self.server.made > self.last.id or self.ran["violated"] > violated
+        assert len(self.lost) == lost or surely, "a link that ends in good order is lost"
         assert all(call.found for call in self.calls)
         assert all(found for _, found in self.watchers), "a caller waits for a client that is closed"
         assert (self.client.connection, self.wire.near) == (None, None)
@@ -566,7 +579,7 @@ def test_client_agrees_with_a_model_of_each_call(
         ran += history.ran
     logged_errors.take()
     wanted = {"cut", "lost", "idle", "done", "lost with messages"} | ({str(Uncommitted)} if transactional else set())
-    wanted |= {f"{what} while it closes" for what in ("cut", "close", "lose_link")}
+    wanted |= {f"{what} while it closes" for what in ("cut", "close", "lose_link", "violate")}
     assert wanted - set(ran) == set(), "these never happened, so the histories prove nothing about them"
 
 

@@ -32,19 +32,6 @@ def test_slow_handshake_times_out(make_client: Any, make_server: Any) -> None:
     server.journal.commit()
 
 
-def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> None:
-    lost: list[Any] = []
-    client, wire = make_client(on_lost=lost.append)
-    first = client.link
-    wire.near.dataReceived(bytes([0xA0]) + bytes(7))
-    assert wire.near.transport.disconnecting
-    wire.pump()
-    wire.reconnect()
-    assert first.over
-    assert len(lost) == 1
-    assert client.link is not first
-
-
 def test_paused_client_stops_reading(make_client: Any) -> None:
     got: list[bytes] = []
     client, wire = make_client(

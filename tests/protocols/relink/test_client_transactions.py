@@ -9,7 +9,7 @@ from twisted.internet.defer import ensureDeferred
 
 from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import LocalProtocolError
-from fyrehose.protocols.relink.events import MessageOutcome, Uncommitted, UnknownOutcome
+from fyrehose.protocols.relink.events import Uncommitted
 from fyrehose.protocols.relink.link import LinkLimits
 
 from .test_client import outcome
@@ -63,25 +63,6 @@ def test_exception_after_the_commit_is_raised_unchanged(make_client: Any) -> Non
     wire.pump()
     assert done == [KeyError]
     assert wire.server.payloads() == [b"1"]
-
-
-@pytest.mark.parametrize("counts", [True, False])
-def test_messages_and_their_decision_are_written_together(make_client: Any, counts: bool) -> None:
-    client, wire = make_client(transactional=True)
-    transaction = opened(client)
-    transaction.send(b"1")
-    wire.pump()
-    (entry,) = wire.server.registry.entries.values()
-    assert entry.link.receiving[0].undecided == 1
-    if counts:
-        done = outcome(transaction.commit())
-        wire.pump()
-        assert done == ["done"]
-    else:
-        transaction.rollback()
-        wire.pump()
-    assert entry.link.receiving[0].consumed == 0
-    assert wire.server.payloads() == [b"1"] * counts
 
 
 def test_one_transaction_per_channel_is_open(make_client: Any) -> None:
@@ -149,20 +130,6 @@ def test_waiting_transactions_fail_when_the_client_is_closed(make_client: Any) -
     assert closed == ["done"]
 
 
-def test_refused_transaction_does_not_affect_others(make_client: Any) -> None:
-    client, wire = make_client(transactional=True)
-    wire.server.broker.restrict("s", 5)
-    outcomes = []
-    for payloads in ([b"1"], [b"2", b"too large"], [b"3"], []):
-        transaction = opened(client)
-        for payload in payloads:
-            transaction.send(payload)
-        outcomes.append(outcome(transaction.commit()))
-    wire.pump()
-    assert outcomes == [["done"], [Uncommitted], ["done"], ["done"]]
-    assert wire.server.payloads() == [b"1", b"3"]
-
-
 def test_transaction_into_a_forbidden_new_stream_is_not_committed(make_client: Any, make_server: Any) -> None:
     server = make_server(rules=StreamRules((StreamRule(names=("s",), new_streams=False),)))
     client, wire = make_client(server=server, transactional=True)
@@ -173,45 +140,6 @@ def test_transaction_into_a_forbidden_new_stream_is_not_committed(make_client: A
     assert refused == [Uncommitted]
     assert server.payloads() == []
     assert opened(client), "the link is still usable"
-
-
-def test_transaction_survives_a_lost_connection(make_client: Any) -> None:
-    client, wire = make_client(transactional=True)
-    transaction = opened(client)
-    transaction.send(b"1")
-    wire.pump()
-    wire.cut()
-    transaction.send(b"2")
-    done = outcome(transaction.commit())
-    wire.reconnect()
-    assert done == ["done"]
-    assert wire.server.payloads() == [b"1", b"2"]
-
-
-def test_transactions_fail_when_the_link_is_lost(make_client: Any) -> None:
-    lost: list[Any] = []
-    client, wire = make_client(transactional=True, on_lost=lost.extend)
-    committed = opened(client)
-    committed.send(b"1")
-    wire.pump()
-    done = outcome(committed.commit())
-    open_ = opened(client)
-    open_.send(b"2")
-    wire.lose_link()
-    wire.reconnect()
-    assert done == [UnknownOutcome]
-    assert [(one.parts, one.outcome) for one in lost] == [
-        ((b"1",), MessageOutcome.UNKNOWN),
-        ((b"2",), MessageOutcome.NOT_PROCESSED),
-    ]
-    assert outcome(open_.send(b"3")) == [UnknownOutcome]
-    with pytest.raises(LocalProtocolError, match="not open"):
-        open_.rollback()
-    again = opened(client)
-    again.send(b"4")
-    assert outcome(again.commit()) == []
-    wire.pump()
-    assert wire.server.payloads() == [b"4"]
 
 
 def test_transaction_is_limited_by_the_window(make_client: Any) -> None:
@@ -228,17 +156,6 @@ def test_transaction_is_limited_by_the_window(make_client: Any) -> None:
     wire.pump()
     assert began == ["done"]
     second.rollback()
-
-
-def test_close_rolls_back_open_transactions(make_client: Any) -> None:
-    client, wire = make_client(transactional=True)
-    transaction = opened(client)
-    transaction.send(b"1")
-    closed = outcome(client.close())
-    wire.pump()
-    wire.pump()
-    assert closed == ["done"]
-    assert wire.server.records() == []
 
 
 def test_decided_transaction_cannot_be_used(make_client: Any) -> None:
