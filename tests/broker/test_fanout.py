@@ -136,7 +136,21 @@ def test_subscribers_at_the_same_position_share_one_read_and_one_encoding(server
     assert reads.count(1) == 1
 
 
-def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(server: Server) -> None:
+class Refusing(RecordingSink):
+    """A sink that gives its first deliveries back, some *times*."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def deliver(self, delivery: Delivery) -> int | None:
+        self.times -= 1
+        if self.times >= 0:
+            return delivery.first_seq - 1
+        return super().deliver(delivery)
+
+
+def test_the_latest_deliveries_are_shared_after_others_were_given_back_dropped_or_retired(server: Server) -> None:
     """Only as many are kept as :data:`SHARED` allows."""
     reads: list[tuple[str, int]] = []
     server.journal.before_read = lambda stream, start: reads.append((stream, start))
@@ -151,6 +165,10 @@ def test_the_latest_deliveries_are_shared_after_others_were_dropped_or_retired(s
     last = SHARED // TURN + 8
     for _ in range(last):
         server.publish(b"x" * TURN)
+    refusing = Refusing(last)
+    server.subscribe(last - 1, sink=refusing)
+    server.settle()
+    assert (len(refusing.payloads), refusing.reason) == (1, None), "a delivery that is given back takes no more room"
     assert len(reads_of(0, "s")) == last
     assert reads_of(last - 2, "s") == [], "the last two are kept"
     most = SHARED // TURN

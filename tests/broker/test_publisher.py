@@ -13,11 +13,19 @@ from twisted.internet.task import Clock
 from fyrehose.broker import Broker, Sequencer
 from fyrehose.broker.peer import publisher_for
 from fyrehose.broker.publisher import RUN_OVERHEAD
-from fyrehose.errors import KeyReused, OutcomeUnknown, PayloadTooLarge, ReadOnly
+from fyrehose.errors import (
+    InvalidName,
+    KeyReused,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ReadOnly,
+    StreamFull,
+    TooManyStreams,
+)
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.net.inflight import Account
-from fyrehose.records import Publish, Run
+from fyrehose.records import LAST_SEQ, MAX_PAYLOAD, Publish, Run
 from fyrehose.testing import MemoryJournal
 
 
@@ -91,12 +99,31 @@ def test_a_publish_of_a_program_fails_when_the_server_ends_before_it_is_durable(
         assert failures[0].check(OutcomeUnknown)
 
 
-def test_a_refused_publish_leaves_no_stream_and_no_charge() -> None:
+@pytest.mark.parametrize(
+    ("runs", "error"),
+    [
+        ([draft(b"xx", "small")], PayloadTooLarge),
+        ([draft(b"x" * MAX_PAYLOAD)] * 4, PayloadTooLarge),
+        ([draft(stream="full")], StreamFull),
+        ([draft(stream="")], InvalidName),
+        ([draft(stream="a"), draft(stream="b")], TooManyStreams),
+    ],
+)
+def test_a_refused_publish_leaves_no_stream_no_number_and_no_charge(runs: list[Run], error: type[Exception]) -> None:
     bench = Bench()
     bench.broker.restrict("small", 1)
-    with pytest.raises(PayloadTooLarge):
-        bench.publisher().publish([draft(stream="new"), draft(b"xx", "small")])
+    bench.broker.sequencer.restore({"full": LAST_SEQ})
+    bench.broker.max_streams = 2
+    told: list[str] = []
+    bench.broker.watch_streams(told.append)
+    before = bench.broker.budget.used
+    with pytest.raises(error):
+        bench.publisher().publish([draft(stream="new"), *map(attrs.evolve, runs)])
     assert (bench.broker.largest, bench.account.held, bench.settled) == ({}, 0, [])
+    assert (bench.broker.budget.used, bench.broker.sequencer.last("new")) == (before, 0)
+    bench.publisher().publish([draft(stream="new")])
+    bench.journal.commit()
+    assert (told, bench.broker.bounds("new")) == (["new"], (1, 1))
 
 
 def test_repetition_of_a_key_is_settled_with_the_first_and_charged_meanwhile() -> None:

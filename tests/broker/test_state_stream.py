@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from fyrehose.broker import state_stream
 from fyrehose.broker.broker import Broker
@@ -284,44 +286,55 @@ def test_a_checkpoint_is_written_in_slices_between_which_others_append() -> None
 
 
 class Members(Total):
-    """The names in the records: ``SINCE +N`` adds the name N, ``SINCE -N`` removes it, ``SINCE =N`` is one of all."""
+    """How often each name was added: ``SINCE +N`` adds N once more, ``SINCE -N`` forgets it, ``SINCE =N:M`` sets."""
 
     def clear(self) -> None:
         super().clear()
-        self.names = set[int]()
+        self.names = Counter[int]()
 
     def apply(self, record: Record) -> None:
-        super().apply(record)
-        change, name = record.payload.split()[1][:1], int(record.payload.split()[1][1:])
-        (self.names.discard if change == b"-" else self.names.add)(name)
+        self.applied.append(record.seq)
+        self.change(record.payload.split()[1])
+
+    def change(self, text: bytes) -> None:
+        name, _, times = text[1:].partition(b":")
+        if text[:1] == b"-":
+            self.names.pop(int(name), None)
+        else:
+            self.names[int(name)] = int(times) if times else self.names[int(name)] + 1
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_server_and_followers_have_what_was_appended_whatever_retention_deletes(seed: int) -> None:
     """Delete what only a follower has not read, which the checkpoint behind it replaces.
 
-    Appends become durable later, or are refused because the disk is full; an operator writes to the stream, too.
+    Appends become durable later, or are refused because the disk is full; an operator writes to the stream, too.  The
+    server applies a change when it is accepted, so that a replay of the same record would count it twice.
     """
     dice, world = Random(seed), World(MemoryJournal(auto=False))
-    names, durable = set[int](), set[int]()
-
-    def stored(result: Any, after: set[int]) -> None:
-        durable.clear()
-        durable.update(after)
-
-    world.stream.everything = lambda: [b"%d =%d" % (world.stream.checkpoint, name) for name in sorted(names)]
+    durable, full = Counter[int](), False
+    world.stream.everything = lambda: [
+        b"%d =%d:%d" % (world.stream.checkpoint, *each) for each in sorted(names.items()) if each[0]
+    ]
+    world.stream.end = lambda begin: b"%d =0:0" % begin
     follower = World(world.journal)
     for each in (world, follower):
         each.stream.state = each.state = Members()
         each.stream.open()
-    for step in range(60):
-        kinds = ("add", "add", "remove", "checkpoint", "retention", "follow", "follow", "open")
-        match dice.choice((*kinds, "commit", "commit", "operator", "full")):
+    names = world.state.names
+
+    def append(change: bytes) -> None:
+        written = world.stream.append(b"%d %s" % (world.stream.checkpoint, change))
+        if not isinstance(written.result if written.called else None, Failure):
+            world.state.change(change)
+        after = +names
+        written.addCallbacks(lambda _: (durable.clear(), durable.update(after)), lambda refused: None)
+
+    for step in range(80):
+        kinds = ("add", "add", "remove", "checkpoint", "retention", "follow", "follow", "open", "full")
+        match dice.choice((*kinds, "commit", "commit", "operator")):
             case "add" | "remove" as kind:
-                name = dice.randint(1, 6)
-                (names.add if kind == "add" else names.discard)(name)
-                change = world.stream.append(b"%d %c%d" % (world.stream.checkpoint, b"+-"[kind == "remove"], name))
-                change.addCallbacks(stored, lambda refused: None, callbackArgs=({*names},))
+                append(b"%c%d" % (b"+-"[kind == "remove"], dice.randint(1, 6)))
             case "checkpoint":
                 world.stream.write_checkpoint().addErrback(lambda refused: None)
             case "commit":
@@ -330,25 +343,24 @@ def test_server_and_followers_have_what_was_appended_whatever_retention_deletes(
                 run = Run.of(STREAM, [b"of an operator"], source="http")
                 world.broker.publish([run]).addErrback(lambda refused: None)
             case "full":
-                world.journal.enter(JournalState.READ_ONLY, "full")
-                world.journal.enter(JournalState.WRITABLE, "room")
-                names.clear()
-                names.update(durable)
+                full = not full
+                world.journal.enter(JournalState.READ_ONLY if full else JournalState.WRITABLE, "the disk")
             case "retention" if world.stream.checkpoint > world.journal.bounds(STREAM)[0]:
                 world.journal.forget(STREAM, world.stream.checkpoint)
             case "follow":
                 follower.stream.follow()
                 world.clock.advance(1)
                 follower.clock.pump([1] * 5)
-                assert follower.state.names - {0} == durable, f"step {step}: the follower has other names"
+                assert +follower.state.names == durable, f"step {step}: the follower has other names"
             case "open":
                 world.journal.commit()
                 world.stream.open()
-                assert world.state.names - {0} == names, f"step {step}: a server that leads again has other names"
+                names = world.state.names
+                assert +names == durable, f"step {step}: a server that leads again has other names"
     again = World(world.journal)
     again.stream.state = again.state = Members()
     again.stream.open()
-    assert again.state.names - {0} == durable, "a server that starts now has other names"
+    assert +again.state.names == durable, "a server that starts now has other names"
 
 
 def test_a_refused_checkpoint_is_due_again() -> None:

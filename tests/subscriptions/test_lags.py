@@ -60,6 +60,7 @@ class World:
                     for named in self.subscriptions:
                         if stream in named.tracks:
                             named.acknowledge({stream: self.dice.choice((0, last, self.dice.randint(0, last)))})
+                            assert named.active == self.now(), "a subscription that acknowledges is used"
 
     def look(self) -> int:
         """Let checks look at all streams; return how many they read at most at a time."""
@@ -88,11 +89,15 @@ def test_lags_are_those_of_the_records_that_exist_and_are_not_acknowledged(seed:
     for _ in range(15):
         for _ in range(world.dice.randint(1, 5)):
             world.change()
+        used = [named.active for named in world.subscriptions]
         assert world.look() <= LOOKS, "one check reads the oldest records of a limited number of streams"
-        for named in world.subscriptions:
+        for named, before in zip(world.subscriptions, used, strict=True):
             each = {stream: world.truth(named, stream) for stream in named.tracks}
             whole = sum(count for count, _ in each.values()), max((age for _, age in each.values()), default=0.0)
             assert world.table.lags.of(named) == whole
+            read = all(world.journal.bounds(stream)[1] <= seq for stream, seq in named.places.items())
+            used_at = world.now() if read else before
+            assert named.active == used_at, f"read to the end of all streams: {read}, and used at {named.active}"
             shown = world.shown(named)
             assert (shown["lag"], shown["lag_seconds"]) == whole == (describe(named)["lag"], shown["lag_seconds"])
             if named.pattern is not None:
@@ -100,6 +105,14 @@ def test_lags_are_those_of_the_records_that_exist_and_are_not_acknowledged(seed:
                     stream: {"position": named.places[stream], "lag": count, "lag_seconds": age}
                     for stream, (count, age) in each.items()
                 }
+        stream, named = world.dice.choice(world.streams), world.subscriptions[1]
+        done = named.tracks[stream].durable_floor
+        if world.journal.bounds(stream)[1] <= done:
+            world.publish(stream)
+            lag = world.table.lags.of_stream(named, stream, done)
+            assert lag == (world.journal.bounds(stream)[1] - done, None), (
+                "the age of a new record is not that of an old one"
+            )
 
 
 def test_age_is_unknown_until_it_was_looked_up_and_where_the_journal_is_damaged() -> None:

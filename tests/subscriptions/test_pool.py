@@ -463,11 +463,13 @@ def test_a_repeated_request_gets_the_same_leases_as_long_as_they_last() -> None:
 def test_only_the_last_requests_of_the_latest_consumers_are_remembered() -> None:
     world = World(window=MOST_CONSUMERS + 9)
     world.lane.arrived(MOST_CONSUMERS + 9)
-    world.lease(1, request=1, consumer="first")
     for number in range(MOST_CONSUMERS):
         world.lease(1, request=1, consumer=f"w{number}")
-    assert not world.pool.repeats("first", 1)
-    assert world.pool.repeats("w7", 1)
+    world.lease(1, request=2, consumer="w0")
+    assert (world.pool.repeats("w0", 1), world.pool.repeats("w0", 2)) == (False, True)
+    world.lease(1, request=1, consumer="last")
+    kept = [number for number in range(MOST_CONSUMERS) if world.pool.repeats(f"w{number}", 1 + (not number))]
+    assert kept == [0, *range(2, MOST_CONSUMERS)], "the consumer goes that asked longest ago"
 
 
 def test_a_full_disk_leaves_no_work_for_another_turn_which_would_be_refused_too() -> None:

@@ -15,7 +15,6 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.policy import parse
 from fyrehose.broker.quotas import ENTRY, PLACE
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.streams import StreamRule, StreamRules
 from fyrehose.errors import (
     Forbidden,
     InvalidPosition,
@@ -29,12 +28,21 @@ from fyrehose.errors import (
 from fyrehose.identity import Identity
 from fyrehose.interfaces import JournalState
 from fyrehose.net.inflight import InFlight
+from fyrehose.net.turns import SteppedWork
 from fyrehose.records import Run
 from fyrehose.standing import ServerRole, Standing
-from fyrehose.subscriptions.description import describe
+from fyrehose.subscriptions.description import MOST_LETTERS as MOST_SHOWN
+from fyrehose.subscriptions.description import describe, show
 from fyrehose.subscriptions.pool import Item
-from fyrehose.subscriptions.progress import STREAM, Creator, SubscriptionOptions
-from fyrehose.subscriptions.shared import ANSWER_BYTES, LETTER_BYTES, MOST_LETTERS, LeasedRun, SharedSubscription
+from fyrehose.subscriptions.progress import KEPT_LETTERS, SOURCE, STREAM, Creator, SubscriptionOptions
+from fyrehose.subscriptions.shared import (
+    ANSWER_BYTES,
+    LETTER_BYTES,
+    MOST_LETTERS,
+    REDRIVE_BYTES,
+    LeasedRun,
+    SharedSubscription,
+)
 from fyrehose.subscriptions.table import CHECK, ENTRY_BYTES, RunReader
 from fyrehose.testing import MemoryJournal
 
@@ -554,17 +562,93 @@ def test_a_subscription_that_is_being_deleted_settles_nothing() -> None:
     assert isinstance(failure(world.settle(shared, leased)), SubscriptionGone)
 
 
-def test_a_tenant_cannot_fill_the_log_by_creating_a_subscription_again_and_again(log_lines: list[str]) -> None:
-    world = World(rules=StreamRules((StreamRule(names=("small",), max_payload=0),)))
-    greedy, honest = (Creator(host=f"10.0.0.{number}") for number in (1, 2))
-    for name, creator in (*[(f"greedy-{number}", greedy) for number in range(20)], ("honest", honest)):
-        shared = world.create(name, dead="small", limit=1, creator=creator)
-        found = world.lease(shared).result[0].lease
-        shared.act([Item("reject", found.first, found.last, found.token)], "w")
-        if creator is greedy:
-            world.table.delete(shared)
-    said = [line for line in log_lines if "without a copy" in line]
-    assert [line.split("'")[1] for line in said] == ["greedy-0", "honest"]
+@pytest.mark.parametrize("seed", range(10))
+def test_a_subscription_is_logged_once_until_something_else_happens_and_a_network_once_in_a_second(
+    seed: int, log_lines: list[str]
+) -> None:
+    """A tenant cannot fill the log, neither with many subscriptions nor with one that it creates again and again."""
+    world, dice = World(), Random(seed)
+    said, second_of, wanted, left_out = dict[str, str](), dict[str, int](), list[str](), 0
+    for _ in range(200):
+        host = dice.choice(("10.0.0.1", "10.0.0.2", ""))
+        name = f"of-{host}-{dice.randrange(3)}"
+        shared = world.table.entries.get(name) or world.create(name, creator=Creator(host=host))
+        match dice.choice(("say", "say", "say", "delete", "time", "time")):
+            case "delete":
+                world.table.delete(shared)
+                said.pop(name, None)
+            case "time":
+                world.clock.advance(dice.choice((0.25, 0.5, 1)))
+            case _:
+                what, second = dice.choice(("has {it}", "lacks {it}")), int(world.clock.seconds())
+                log_lines.clear()
+                world.table.say(shared, what, it="room")
+                late = bool(host) and second_of.get(host) == second
+                left_out += late and said.get(name) != what
+                if said.get(name) == what or late:
+                    wanted = []
+                else:
+                    said[name], second_of[host] = what, second
+                    wanted = [f"subscription {name!r} {what.format(it='room')}"]
+                assert log_lines == wanted, f"of {name} at {world.clock.seconds()} s, after {said} in {second_of}"
+    assert left_out > 5, "some lines are left out"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_dead_letter_of_a_subscription_is_published_again_once_and_others_are_passed(seed: int) -> None:
+    """The stream of the dead letters also has records of others, and letters of streams that were retired."""
+    world, dice = World(), Random(seed)
+    shared = world.table.create("logs", SubscriptionOptions(stream="logs.*", pattern=True, dead="dead")).result
+    world.broker.publish([Run.of(f"logs.{name}", [b"first"], source="test") for name in "ab"])
+    world.table.most_redriven = dice.choice((1, 3, 1_000))
+    wanted, there, done = list[tuple[str, bytes]](), 0, 0
+    for _ in range(8):
+        for _ in range(dice.randint(0, 6)):
+            source, stream = dice.choice(
+                ((SOURCE, "logs.a"), (SOURCE, "logs.b"), (SOURCE, "logs.gone"), ("http", "logs.a"))
+            )
+            size, count = dice.choice((1, 1, REDRIVE_BYTES // 2)), dice.randint(1, 3)
+            payloads = [b"%d %d" % (there, each) + bytes(size) for each in range(count)]
+            world.broker.publish([Run.of("dead", payloads, source=source, producer=stream)])
+            there += count
+            wanted += [
+                (stream, payload) for payload in payloads if (source, stream[-1]) in ((SOURCE, "a"), (SOURCE, "b"))
+            ]
+        left, calls = 1, 0
+        while left:
+            found: list[Any] = []
+            world.broker.named.redrive(shared).addBoth(found.append)
+            done, left, calls = done + found[0][0], found[0][1], calls + 1
+            assert found[0][0] <= world.table.most_redriven
+            assert calls <= there + 1, f"{left} letters are left for ever"
+        assert done == len(wanted), f"{done} of {len(wanted)} letters were published again"
+    again = [
+        (stream, bytes(record.payload))
+        for stream in ("logs.a", "logs.b")
+        for start in range(2, world.journal.bounds(stream)[1] + 1)
+        for record in list(world.journal.read(stream, start, 1)[0].records())[:1]
+    ]
+    assert again == sorted(wanted, key=lambda each: each[0]), "other letters, or in another order"
+
+
+def test_the_last_dead_letters_of_all_streams_are_shown() -> None:
+    world, dice = World(), Random(7)
+    options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, window=10_000, most=10_000)
+    shared = world.table.create("logs", options).result
+    died: dict[str, list[tuple[int, str, int]]] = {f"logs.{number}": [] for number in range(9)}
+    for stream in died:
+        world.broker.publish([Run.of(stream, [b"x"] * 40, source="test")])
+    leases = {part.run.stream: part.lease for part in world.lease(shared, 1_000).result}
+    for time in range(1, 250):
+        world.table.now = lambda time=time: time
+        stream = dice.choice([each for each in died if len(died[each]) < 40])
+        seq = len(died[stream]) + 1
+        shared.act([Item("reject", seq, seq, leases[stream].token, stream, why=f"no {time}")], "w")
+        died[stream].append((time, stream, seq))
+    kept = [each for letters in died.values() for each in letters[-KEPT_LETTERS:]]
+    shown = SteppedWork(world.table.turns, show(shared)).begin().result["dead_letters"]
+    assert [(each["time"], each["stream"], each["seq"]) for each in shown] == sorted(kept)[-MOST_SHOWN:]
+    assert {each["why"] == f"no {each['time']}" and each["failures"] for each in shown} == {1}
 
 
 def test_positions_of_a_pattern_in_streams_without_room_are_charged_to_its_creator() -> None:
