@@ -3,60 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 from fyrehose.fair_order import MOST_IDLE, FairOrder
 
 
-def turns(order: FairOrder, costs: dict[str, float], count: int) -> list[str]:
-    """Return whose turns the next *count* are, if each share pays its cost for a turn and then waits again."""
-    taken = []
-    for _ in range(count):
-        share = order.next()
-        assert share is not None
-        taken.append(share)
-        order.pay(share, costs[share])
-        order.enter(share)
-    return taken
+class Model:
+    """What each share has paid, and those that wait, in the order in which they began to.
+
+    :ivar level: what the share whose turn was last had paid before it
+    """
+
+    def __init__(self, seed: int, seen: Counter[str]) -> None:
+        self.dice, self.seen, self.order = Random(seed), seen, FairOrder()
+        self.paid: dict[str, float] = {}
+        self.waiting: dict[str, bool] = {}  #: True: the share was charged while it waits
+        self.level = 0.0
+
+    def step(self) -> None:
+        share, chance = self.dice.choice("abcdef"), self.dice.random()
+        if chance < 0.4:
+            if share not in self.waiting:
+                self.order.enter(share)
+                self.paid[share] = max(self.paid.get(share, 0.0), self.level)
+                self.waiting[share] = False
+        elif chance < 0.6:
+            self.pay(share, self.dice.choice((0.0, 1.0, 1.0, 3.5)))
+        elif chance < 0.99:
+            self.take_turn()
+        elif chance < 0.997:
+            for number in range(MOST_IDLE):
+                self.order.pay(str(number), 0.0)
+            self.seen["crowd"] += 1
+        else:
+            self.order.forget()
+            self.paid, self.waiting, self.level = {}, {}, 0.0
+        assert len(self.order) == len(self.waiting)
+
+    def pay(self, share: str, cost: float) -> None:
+        self.order.pay(share, cost)
+        self.paid[share] = max(self.paid.get(share, 0.0), self.level) + cost
+        if share in self.waiting:
+            self.waiting[share] = True
+        self.seen["paid while it waits" if share in self.waiting else "paid"] += 1
+
+    def take_turn(self) -> None:
+        share = self.order.next()
+        if not self.waiting:
+            assert share is None, "nobody waits"
+            return
+        least = min(self.paid[each] for each in self.waiting)
+        first = [each for each in self.waiting if self.paid[each] == least]
+        assert share in first, f"{share} is next, of {self.waiting.keys()}, which have paid {self.paid}"
+        uncharged = [each for each in first if not self.waiting[each]]
+        assert self.waiting[share] or share == uncharged[0], "of two that have paid the same, the first is next"
+        self.seen["tie"] += len(first) > 1
+        self.level = least
+        del self.waiting[share]
+        if self.dice.random() < 0.7:  # for its turn
+            self.pay(share, self.dice.choice((1.0, 1.0, 4.0)))
 
 
-def test_shares_get_turns_until_each_has_paid_as_much() -> None:
-    order = FairOrder()
-    for share in "abc":
-        order.enter(share)
-    assert turns(order, {"a": 1.0, "b": 1.0, "c": 4.0}, 3) == ["a", "b", "c"]
-    assert Counter(turns(order, {"a": 1.0, "b": 1.0, "c": 4.0}, 90)) == {"a": 40, "b": 40, "c": 10}
-
-
-def test_share_that_begins_to_wait_is_next_but_has_saved_up_nothing() -> None:
-    order = FairOrder()
-    order.enter("old")
-    turns(order, {"old": 1.0}, 100)
-    order.enter("new")
-    assert turns(order, {"old": 1.0, "new": 1.0}, 6) == ["new", "old"] * 3
-
-
-def test_debt_of_a_share_that_does_not_wait_is_remembered() -> None:
-    order = FairOrder()
-    order.enter("a")
-    order.enter("b")
-    order.pay("b", 3.5)
-    assert turns(order, {"a": 1.0, "b": 1.0}, 5) == ["a", "a", "a", "a", "b"]
-
-
-def test_share_whose_debt_is_paid_is_forgotten_and_one_that_waits_is_not() -> None:
-    order = FairOrder()
-    order.enter("waits")
-    order.enter("works")
-    for number in range(2 * MOST_IDLE):
-        order.pay(str(number), 0.0)
-    order.pay("debtor", 5.0)
-    assert turns(order, {"waits": 1.0, "works": 1.0}, 2) == ["waits", "works"]
-    order.enter("debtor")
-    assert turns(order, {"waits": 1.0, "works": 1.0, "debtor": 1.0}, 8)[-4:].count("debtor") == 0
-
-
-def test_nobody_has_a_turn_when_nobody_waits() -> None:
-    order = FairOrder()
-    order.enter("a")
-    order.forget()
-    assert (order.next(), len(order)) == (None, 0)
+def test_next_turn_is_that_of_the_share_that_has_paid_least() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(30):
+        model = Model(seed, seen)
+        for _ in range(400):
+            model.step()
+    cases = ("paid", "paid while it waits", "tie", "crowd")
+    assert min(seen[each] for each in cases) > 10, f"hardly tried: {seen}"

@@ -28,5 +28,6 @@ def test_the_joined_pieces_equal_the_whole(segments: list[bytes]) -> None:
     while position is not None:
         piece, position = piece_of(segments, position)
         pieces.append(piece)
+        assert position is None or piece, "the last piece is followed by empty ones, without an end"
     assert b"".join(pieces) == b"".join(segments)
     assert max(map(len, pieces)) <= PIECE

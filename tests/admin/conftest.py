@@ -24,9 +24,9 @@ from fyrehose.testing import MemoryJournal, RecordingSink
 class Subscriber(RecordingSink):
     """A sink that names its protocol and peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, protocol: str) -> None:
         super().__init__()
-        self.connection = SimpleNamespace(subscriber=("figg", "10.0.0.1:5"), closes_in=None)
+        self.connection = SimpleNamespace(subscriber=(protocol, "10.0.0.1:5"), closes_in=None)
 
 
 @attrs.define(eq=False)
@@ -48,8 +48,8 @@ class Watched:
     def publish(self, *payloads: bytes, stream: str = "s", source: str = "http") -> None:
         self.broker.publish([Run.of(stream, payloads, source=source)])
 
-    def subscribe(self, stream: str = "s", after: int = 0, resumed: bool = True) -> Any:
-        subscription = self.broker.subscribe(stream, after, Subscriber())
+    def subscribe(self, stream: str = "s", after: int = 0, resumed: bool = True, protocol: str = "figg") -> Any:
+        subscription = self.broker.subscribe(stream, after, Subscriber(protocol))
         if resumed:
             subscription.resumeProducing()
             self.clock.advance(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,15 +20,29 @@ def made(watched: Any) -> SubscriberLags:
     return SubscriberLags(watched.broker, watched.clock.seconds, BATCH, LISTED)
 
 
-def test_lags_of_few_subscribers_are_computed_on_request(watched: Any) -> None:
-    watched.publish(*[b"x"] * 10)
-    for after in (10, 4, 7, 0):
-        watched.subscribe(after=after, resumed=False)
-    lags = made(watched).lags()
-    assert (lags.largest, lags.protocols, lags.streams) == (10, {"figg": 10}, {"s": 10})
-    assert [cursor.lag for cursor in lags.furthest_behind(9)] == [10, 6, 3, 0]
-    watched.publish(b"x")
-    assert made(watched).lags().largest == 11
+@pytest.mark.parametrize("batch", [4, 100], ids=["in rounds", "on request"])
+@pytest.mark.parametrize("seed", range(5))
+def test_lags_are_the_largest_of_each_stream_and_protocol(seed: int, batch: int, make_watched: Any) -> None:
+    dice, watched = Random(seed), make_watched()
+    streams, protocols, lags = Counter[str](), Counter[str](), list[int]()
+    for stream in "stu":
+        watched.publish(*[b"x"] * 100, stream=stream)
+    for _ in range(50):
+        stream, protocol, lag = dice.choice("stu"), dice.choice(("figg", "http")), dice.choice((0, dice.randrange(101)))
+        watched.subscribe(stream, 100 - lag, resumed=False, protocol=protocol)
+        lags.append(lag)
+        streams |= Counter({stream: lag})
+        protocols |= Counter({protocol: lag})
+    counted = SubscriberLags(watched.broker, watched.clock.seconds, batch, LISTED)
+    for _ in range(13):
+        counted.step()
+    found = counted.lags()
+    assert (found.streams, found.protocols, found.largest) == (streams, protocols, max(lags))
+    assert [cursor.lag for cursor in found.furthest_behind(LISTED)] == sorted(lags)[: -LISTED - 1 : -1]
+    assert len(found.furthest) <= (LISTED * 2 + batch if batch == 4 else 50), "few of many are remembered"
+    watched.publish(*[b"x"] * 100)
+    assert (counted.lags().largest > found.largest) == (batch == 100), "few are examined anew, many in a round"
+    watched.broker.table.close()
 
 
 def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: Any) -> None:
@@ -48,17 +64,6 @@ def test_lags_of_many_subscribers_are_those_of_the_last_complete_round(watched: 
     counted.step()
     assert counted.lags().largest == 5
     assert counted.lags().started > began
-
-
-def test_subscribers_furthest_behind_are_found_in_any_order(watched: Any) -> None:
-    watched.publish(*[b"x"] * 100)
-    for n in range(50):
-        watched.subscribe(after=100 - n * 37 % 50, resumed=False)
-    counted = made(watched)
-    for _ in range(13):
-        counted.step()
-    assert [cursor.lag for cursor in counted.lags().furthest_behind(2)] == [49, 48]
-    assert len(counted.lags().furthest) <= 4 + subscriber_lags.BATCH
 
 
 def test_lags_are_exact_again_when_few_subscribers_are_left(watched: Any) -> None:

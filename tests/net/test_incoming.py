@@ -56,6 +56,7 @@ class History:
         self.behind_at: float | None = None
         self.rate, self.ends = self.dice.choice((0.0, 0.5, 1.0, 2.0)), self.dice.choice((0.0, 0.003, 0.03))
         self.pauses = self.dice.choice((0.0, 0.002, 0.02))
+        self.silent_until = 0.0  #: until then nothing arrives, and nobody asks whether the frame is slow
 
     def end(self, error: RemoteProtocolError) -> None:
         self.ended.append(error.cause)
@@ -102,6 +103,8 @@ class History:
         # What the peer sends has to get here first.
         self.credit, self.behind_at = max(self.credit, SLOW_FRAME_S / 2), None
         self.began = None if self.began is None else self.now
+        if self.dice.random() < 0.3:
+            self.silent_until = self.now + SLOW_FRAME_S / 2 + TICK_S
 
     def pass_time(self) -> None:
         self.memory.looks.clear()
@@ -136,10 +139,10 @@ class History:
             self.rate = self.dice.choice((0.0, 0.0, 0.5, 1.0, 2.0))
         if self.dice.random() < (0.1 if self.paused else self.pauses):
             (self.resume if self.paused else self.pause)()
-        elif not self.paused and self.dice.random() < 0.5:
+        elif not self.paused and self.now >= self.silent_until and self.dice.random() < 0.5:
             burst = self.dice.random() < 0.002
             self.receive(self.dice.choice((40, 200)) if burst else round(self.dice.random() * 4 * self.rate))
-        if self.dice.random() < 0.9:
+        if self.now >= self.silent_until and self.dice.random() < 0.9:
             self.check_slow()
         self.pass_time()
 

@@ -141,22 +141,23 @@ def test_bug_in_cutting_a_large_record_ends_the_connection(world: World, logged_
     assert len(logged_errors.take()) == 1
 
 
-def test_closing_first_sends_the_rest_of_a_large_record(world: World) -> None:
+@pytest.mark.parametrize("late", [0.0, CLOSE_TIMEOUT_S - 1, CLOSE_TIMEOUT_S])
+def test_closing_gives_the_peer_time_to_read_the_rest_of_a_record_and_then_as_much_to_close(
+    world: World, late: float
+) -> None:
     world.send()
     world.read(1)
     world.protocol.finish()
-    assert not world.transport.disconnecting
-    assert b"".join(world.read(4)) == b"<" + RECORD + b">"
-    assert world.transport.disconnecting
-    assert not world.transport.aborted
-
-
-def test_closing_does_not_wait_for_a_peer_that_does_not_read(world: World) -> None:
-    world.send()
-    world.read(1)
-    world.protocol.finish()
-    world.clock.advance(CLOSE_TIMEOUT_S)
-    assert world.transport.aborted
+    world.clock.advance(late)
+    assert world.transport.aborted == (late == CLOSE_TIMEOUT_S)
+    if not world.transport.aborted:
+        assert not world.transport.disconnecting
+        assert b"".join(world.read(4)) == b"<" + RECORD + b">"
+        assert world.transport.disconnecting
+        world.clock.advance(CLOSE_TIMEOUT_S - 0.5)
+        assert not world.transport.aborted, "its time to read has begun again"
+        world.clock.advance(0.5)
+        assert world.transport.aborted
 
 
 @attrs.define(eq=False)

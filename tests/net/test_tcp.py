@@ -41,6 +41,7 @@ from fyrehose.net.tcp import CLOSE_TIMEOUT_S, FULL_GRACE, ClosesIdle, SessionPro
 from fyrehose.net.turns import INPUT_S
 from fyrehose.records import Delivery, Publish, Run
 from fyrehose.sessions import ByteSession
+from fyrehose.subscriptions.letters import PREFIX
 from fyrehose.testing import MemoryJournal, Transport
 from fyrehose.testing.certificates import Authority
 
@@ -199,26 +200,31 @@ class Busy(Toy):
 
 #: The largest message of the stream "s", where lines are written in random order.
 LARGEST = 40_000
+TOO_LARGE = b"x" * (LARGEST + 1)
 #: Lines that end a connection, and the causes that are counted for them.
-REFUSED = {b"!": "rude", b"?": "Forbidden", b"x" * (LARGEST + 1): "PayloadTooLarge"}
+REFUSED = {b"!": "rude", b"?": "Forbidden", TOO_LARGE: "PayloadTooLarge"}
 
 
 class Writer:
     """A peer that sends lines and frames in random pieces while it is read, and closes its sending side at the end.
 
     :ivar refused: the line that ends the connection, if any; what follows it is ignored
+    :ivar letter: the line that is refused and stored as a dead letter, if any
     """
 
-    def __init__(self, server: Server, host: str, port: int, dice: Random) -> None:
+    def __init__(self, server: Server, host: str, port: int, dice: Random, letters: bool) -> None:
         self.protocol, self.transport = server.connect(host, port)
         self.unsent, self.answers, self.ended, self.lost = b"", b"", False, False
-        self.refused = dice.choice((None, None, None, *REFUSED))
+        self.refused, self.letter = dice.choice((None, None, None, *REFUSED)), b""
+        if letters and self.refused == TOO_LARGE:
+            self.refused, self.letter = None, TOO_LARGE
         count = dice.randrange(1, 20)
         last = dice.randrange(count)
         for number in range(count):
             line = b"%d/%d%b" % (port, number, b"x" * dice.choice((0, 30, SMALL * (number % 9 == 8))))
-            if number == last and self.refused is not None:
-                self.unsent += self.refused + b"\n"
+            if number == last and (self.refused or self.letter):
+                self.unsent += (self.refused or self.letter) + b"\n"
+                self.answers += b"ok %b\n" % self.letter if self.letter else b""
             self.unsent += b"#%d\n%b" % (len(line), line) if number % 4 == 3 else line + b"\n"
             if number < last or self.refused is None:
                 self.answers += b"ok %d bytes\n" % len(line) if number % 4 == 3 else b"ok %b\n" % line
@@ -252,12 +258,15 @@ class Writer:
 
 def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
     """Let peers of two networks send while the journal commits and other input takes time, until all have ended."""
-    server = make(auto=False, budget=InFlight(each=dice.choice((50, 8 << 20))), timeout=1e6)
+    refused, room = dice.choice((("close", True), ("dead-letter", True), ("dead-letter", False)))
+    server = make(auto=False, budget=InFlight(each=dice.choice((50, 8 << 20))), timeout=1e6, refused=refused)
     server.factory.protocol = Busy
     server.journal.window = dice.choice((20, 1 << 30))
     server.broker.restrict("s", LARGEST)
     server.broker.guard.change(parse({"allow": [{"network": "10.0.0.0/8", "publish": "s"}]}))
-    writers = [Writer(server, f"10.0.0.{dice.randrange(2)}", port, dice) for port in range(1, 5)]
+    server.broker.restrict(f"{PREFIX}toy", LARGEST + 1 if room else 1)
+    letters = refused == "dead-letter" and room
+    writers = [Writer(server, f"10.0.0.{dice.randrange(2)}", port, dice, letters) for port in range(1, 5)]
     drains, drained = dice.choice((50, 2_000)), list[None]()
     for step in range(1_000):
         writer = dice.choice(writers)
@@ -281,13 +290,18 @@ def exchange_in_random_order(dice: Random, seen: Counter[str]) -> None:
             writer.lost = writer.transport.disconnecting = True
             server.lose(writer.protocol)
         writer.check(seen)
+    else:
+        raise AssertionError("a connection does not close, although its peer has ended")
     stored = [(run.producer, bytes(each)) for run in server.journal.read("s", 1, 1 << 30) for each in run.payloads()]
     for writer in writers:
         if not writer.lost:
             assert writer.got == writer.answers, "everything is answered in the end"
             assert writer.refused or writer.transport.value().count(b"bye\n") == 1
         of_writer = b"".join(b"ok %b\n" % text for producer, text in stored if producer == writer.protocol.address)
-        assert of_writer == writer.got or (writer.lost and of_writer.startswith(writer.got)), "it is acknowledged"
+        got = writer.got.replace(b"ok %b\n" % TOO_LARGE, b"")
+        assert of_writer == got or (writer.lost and of_writer.startswith(got)), "it is acknowledged"
+        seen["letter"] += writer.got != got
+        seen["no letter"] += refused == "dead-letter" and writer.refused == TOO_LARGE and not writer.lost
         if writer.protocol.phase is not Phase.GONE:
             server.lose(writer.protocol)
     for line, cause in REFUSED.items():
@@ -304,8 +318,8 @@ def test_everything_that_is_sent_is_answered_in_order_until_a_refusal_whatever_i
     seen: Counter[str] = Counter()
     for seed in range(80):
         exchange_in_random_order(Random(seed), seen)
-    cases = ("waits", "more", "ended", "behind", "paused", "refused")
-    assert min(seen[name] for name in cases) > 10, f"hardly tried: {seen}"
+    cases = ("waits", "more", "ended", "behind", "paused", "refused", "letter", "no letter")
+    assert min(seen[name] for name in cases) > 5, f"hardly tried: {seen}"
 
 
 @pytest.mark.parametrize(("note", "stored"), [(None, [b"abc", b"ab"]), ("one answer", [])])
@@ -375,12 +389,28 @@ class TestLimits:
         server.lose(first)
         server.connect("10.0.0.3")
 
-    def test_new_connections_make_room_after_a_reload_that_lowers_the_limit(self) -> None:
+    def test_a_reload_changes_the_limit_for_connections_that_are_open_or_wait_to_be_served(self) -> None:
         server = make(max_connections=100)
         for number in range(60):
             server.connect(f"10.0.0.{number}")
         server.factory.configure(TCPSettings(max_connections=1))
-        assert server.factory.newcomers.is_free(), "else they would wait until nearly all others have left"
+        newcomers, served = server.factory.newcomers, list[bool]()
+        assert newcomers.is_free(), "new ones make room; else they would wait until nearly all others have left"
+        for _ in range(30):
+            server.factory.holding.await_close(Toy(server.factory))
+
+        class Waiting:
+            network = "10.9.9.9"
+
+            def serve(self) -> None:
+                served.append(True)
+
+        newcomers.enter(Waiting())  # type: ignore[arg-type]
+        server.clock.advance(0)
+        assert not served, "too many are closing"
+        server.factory.configure(TCPSettings(max_connections=100))
+        server.clock.advance(0)
+        assert served
 
     @pytest.mark.parametrize(
         ("hosts", "other"),

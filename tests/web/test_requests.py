@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import product
 
 import h11
 import pytest
@@ -56,25 +57,27 @@ def test_a_head_is_returned_as_it_was_sent() -> None:
     assert (body, complete) == (b"abc", True)
 
 
+@pytest.mark.parametrize(("minor", "first"), [*product((0, 1), ("", "close", "a, Close", "keep-alive", "closed"))])
+def test_request_is_the_last_if_any_line_says_close_or_it_is_of_http_1_0(minor: int, first: str) -> None:
+    for second in ("", "close", "keep-alive"):
+        lines = [f"Connection: {each}\r\n" for each in (first, second) if each]
+        head, _, _ = only(f"GET / HTTP/1.{minor}\r\nHost: x\r\n{''.join(lines)}\r\n".encode())
+        assert head is not None
+        assert head.last == (not minor or "close" in (first[-5:].lower(), second)), f"after {lines}"
+
+
 @pytest.mark.parametrize(
-    ("line", "last", "waits"),
+    ("line", "waits"),
     [
-        ("Connection: keep-alive", False, False),
-        ("Connection: keep-alive, Close", True, False),
-        ("Expect: 100-Continue", False, True),
-        ("Expect: 100-continue-not", False, False),
+        ("Content-Length: 3\r\nExpect: 100-Continue", True),
+        ("Content-Length: 3\r\nExpect: 100-continue-not", False),
+        ("Expect: 100-continue", False),
     ],
 )
-def test_a_head_says_whether_the_connection_ends_and_whether_the_peer_waits(line: str, last: bool, waits: bool) -> None:
-    head, _, _ = only(HEAD + f"Content-Length: 3\r\n{line}\r\n\r\n".encode())
+def test_a_head_says_whether_the_peer_waits_to_send_a_body(line: str, waits: bool) -> None:
+    head, _, _ = only(HEAD + f"{line}\r\n\r\n".encode())
     assert head is not None
-    assert (head.last, head.waits) == (last, waits)
-
-
-def test_nobody_waits_to_send_an_empty_body() -> None:
-    head, _, _ = only(HEAD + b"Expect: 100-continue\r\n\r\n")
-    assert head is not None
-    assert not head.waits
+    assert head.waits == waits
 
 
 def test_a_request_of_http_1_0_is_the_last_and_needs_no_host() -> None:
