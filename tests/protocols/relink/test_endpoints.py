@@ -107,7 +107,8 @@ def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make
     peer = server.linked(f"subscribe:s@{after}?seq")
     heard, published, deaf = list[tuple[int, tuple[bytes, ...]]](), 2, False
     for step in range(120):
-        what = dice.choice(("publish", "publish", "consume", "consume", "delete", "deafen", "reconnect", "restart"))
+        names = ("publish", "publish", "consume", "consume", "delete", "checkpoint", "deafen", "reconnect", "restart")
+        what = dice.choice(names)
         what = "reconnect" if step == 110 else "consume" if step > 110 else what
         if deaf:  # what the server sends until the connection is lost does not arrive
             peer.say(b"".join(peer.session.data_to_send()))
@@ -123,6 +124,8 @@ def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make
             peer.link.consume(0, last if step > 110 else peer.link.receiving[0].consumed + 1)
         elif what == "delete":
             server.journal.forget("s", dice.randint(max(1, published - 5), published))
+        elif what == "checkpoint":
+            server.registry.log.maintain(True)
         elif what == "deafen":
             deaf = True
         elif what in ("reconnect", "restart"):
@@ -141,6 +144,23 @@ def test_each_record_is_delivered_once_over_gaps_reconnections_and_restarts(make
     assert seqs == sorted(set(seqs))
     deleted = range(after + 1, server.journal.bounds("s")[0])
     assert sorted({*seqs, *deleted}) == list(range(after + 1, published + 1))
+    check_shutdown(server, peer, dice)
+
+
+def check_shutdown(server: Any, peer: Any, dice: random.Random) -> None:
+    """A link whose peer has shut down is kept in memory until all is consumed, and no start finds it again."""
+    if dice.random() < 0.5:
+        server.publish("s", b"last")
+    peer.link.shutdown()
+    peer.talk()
+    if dice.random() < 0.5:
+        peer = peer.reconnect()
+        assert peer.events[0].resumed, "the peer has not consumed everything, or not forgotten the channel"
+    if dice.random() < 0.5:
+        server.registry.log.maintain(True)
+    peer.leave()
+    server.restart()
+    assert not server.linked(old=peer.link).events[0].resumed, "the peer would get everything again"
 
 
 @attrs.define
@@ -386,19 +406,6 @@ def test_subscriber_shutdown_before_any_record_closes_no_channel(make_server: An
     peer.say(SHUTDOWN.serialize())
     server.clock.advance(0)
     assert peer.transport.value() == SHUTDOWN.serialize()
-
-
-def test_link_in_shutdown_is_forgotten_by_a_restart(make_server: Any) -> None:
-    server = make_server()
-    server.publish("s", b"1")
-    peer = server.linked("subscribe:s@0")
-    peer.link.shutdown()
-    peer.talk()
-    again = peer.reconnect()
-    assert again.events[0].resumed, "the link is kept in memory until everything is consumed"
-    again.leave()
-    server.restart()
-    assert not server.linked(old=again.link).events[0].resumed
 
 
 def test_channel_is_not_closed_before_the_server_has_forgotten_the_link(make_server: Any) -> None:
