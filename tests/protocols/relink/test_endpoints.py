@@ -218,11 +218,12 @@ class PublisherHistory:
         self.seen = len(self.peer.events)
 
     def send(self) -> None:
-        channel = self.dice.randrange(3)
-        found = self.peer.link.sending.get(channel)
-        if found is None or found.mode is Sending.OPEN:
+        for channel in self.dice.sample(range(3), k=self.dice.randint(1, 3)):
+            found = self.peer.link.sending.get(channel)
+            if found is not None and found.mode is not Sending.OPEN:
+                continue
             messages = self.messages(channel)
-            large = b"x" * MOST if self.dice.random() < 0.1 else b""
+            large = b"x" * MOST if self.dice.random() < 0.06 else b""
             messages.append(Went(b"%d.%d %d " % (channel, self.opened[channel], len(messages)) + large))
             self.peer.link.send((channel,), (messages[-1].payload,))
 
@@ -230,7 +231,7 @@ class PublisherHistory:
         for channel, found in self.peer.link.sending.items():
             if found.undecided and (everything or self.dice.random() < 0.5):
                 op = self.dice.choice((Op.COMMIT, Op.COMMIT, Op.ROLLBACK))
-                through = found.next - 1 if everything else self.dice.randint(found.dec + 1, found.next - 1)
+                through = found.next - 1 if everything else min(found.next - 1, found.dec + self.dice.choice((1, 1, 9)))
                 first, last = self.peer.link.decide(channel, op, through)
                 for one in self.messages(channel)[first : last + 1]:
                     one.op, one.together = op, (first, last)
