@@ -17,12 +17,16 @@ ROOT = Path(__file__).parents[1]
 ALWAYS = ("tests/test_layers.py", "tests/conformance/test_awkward.py", "tests/docs")
 #: Folders whose tests take minutes, or need real processes.
 LONG = ("tests/live/", "tests/verification/", "tests/spark/")
+_RESENT = "tests/verification/resent/test_resent_schedules.py"
 #: Random schedules over a whole package, which notice in seconds what examples do not.
 SCHEDULES = {
     "subscriptions": (
         "tests/verification/consumers/test_exclusives.py::test_random_schedules_of_exclusive_subscriptions_break_no_rule",
         "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule",
-    )
+    ),
+    "protocols/lumberjack": (
+        f"{_RESENT}::test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice",
+    ),
 }
 #: Tests of another folder that notice what those of the module's own package do not.
 ELSEWHERE = {"fyrehose/offline/mirror.py": "tests/journal/test_ends.py"}
@@ -53,7 +57,7 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
             found = [f"tests/kernels/test_{stem}.py", f"tests/protocols/{stem}"]
         case ("fyrehose", "spark", *_, name) if name.endswith(".py"):
             return [each for each in SPARK if (root / each).exists()]
-        case ("fyrehose", folder, *_, name) if name.endswith(".py") and folder in SCHEDULES:
+        case ("fyrehose", *folders, name) if name.endswith(".py") and (folder := "/".join(folders)) in SCHEDULES:
             schedules = [each for each in SCHEDULES[folder] if (root / each.partition("::")[0]).exists()]
             return [each for each in (f"tests/{folder}",) if (root / each).exists()] + schedules
         case ("fyrehose", name) if name.endswith(".py"):

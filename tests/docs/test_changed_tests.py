@@ -13,6 +13,10 @@ SCRIPT = Path(__file__).parents[2] / "tools" / "changed_tests.py"
 
 #: The tests of a package whose schedules run, too.
 SCHEDULES = "tests/verification/consumers/test_tables.py::test_random_schedules_of_whole_tables_break_no_rule"
+RESENT = (
+    "tests/verification/resent/test_resent_schedules.py"
+    "::test_random_schedules_lose_nothing_and_store_no_event_with_an_identity_twice"
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,7 @@ def script() -> Any:
         ("tests/live/test_figg.py", []),
         ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py", "tests/spark/typed"]),
         ("fyrehose/subscriptions/lane.py", ["tests/subscriptions", SCHEDULES]),
+        ("fyrehose/protocols/lumberjack/resent.py", ["tests/protocols/lumberjack", RESENT]),
         ("docs/index.md", []),
         ("fyrehose/without_tests.py", ["tests/test_options.py"]),
     ],
@@ -54,6 +59,7 @@ def test_changed_file_has_the_tests_of_its_package(script: Any, changed: str, te
         *("tests/offline/test_mirror.py", "tests/journal/test_ends.py"),
         "tests/spark/typed/test_config.py",
         *("tests/subscriptions/test_lane.py", "tests/verification/consumers/test_tables.py"),
+        *("tests/protocols/lumberjack/test_resent.py", RESENT.partition("::")[0]),
     ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
