@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,15 +23,15 @@ from typing import Any
 from twisted.internet import task
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
-from twisted.internet.error import ConnectError
-from twisted.internet.protocol import Factory, Protocol
+from twisted.protocols import portforward
 
-from fyrehose.broker.broker import Broker
-from fyrehose.broker.sequencer import Sequencer
-from fyrehose.journal.journal import FileJournal
+sys.path.insert(0, str(Path(__file__).parent))
+
+import servers
+
 from fyrehose.net.clients import Backoff, ConnectionOptions
+from fyrehose.offline import dump
 from fyrehose.protocols.relink.client import RelinkClient
-from fyrehose.testing.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 STREAM = "transfer"
@@ -40,37 +39,7 @@ STREAM = "transfer"
 MESSAGE = 56
 
 
-class Half(Protocol):
-    """One half of a connection through the proxy."""
-
-    transport: Any
-
-    def __init__(self, proxy: Proxy, far: bool = False) -> None:
-        self.proxy, self.far = proxy, far
-        self.other: Half | None = None
-        self.waiting: list[bytes] = []
-
-    def connectionMade(self) -> None:
-        self.proxy.halves.add(self)
-        if not self.far:
-            self.proxy.join(self)
-
-    def dataReceived(self, data: bytes) -> None:
-        passed = self.proxy.let_through(len(data))
-        if self.other is None:
-            self.waiting.append(data[:passed])
-        else:
-            self.other.transport.write(data[:passed])
-        if passed < len(data):
-            self.proxy.cut(self)
-
-    def connectionLost(self, reason: Any = None) -> None:
-        self.proxy.halves.discard(self)
-        if self.other is not None:
-            self.other.transport.loseConnection()
-
-
-class Proxy(Factory):
+class Proxy(portforward.ProxyFactory):
     """A proxy between client and server that cuts connections in the middle of their data.
 
     :param cuts: how many cuts there are
@@ -80,9 +49,12 @@ class Proxy(Factory):
     noisy = False
 
     def __init__(self, reactor: Any, port: int, rnd: random.Random, cuts: int, distance: int) -> None:
-        self.reactor, self.port = reactor, port
-        self.rnd, self.left, self.distance = rnd, cuts, distance
-        self.halves: set[Half] = set()
+        super().__init__(LOOPBACK, port)
+        self.protocol = type("Near", (Half, portforward.ProxyServer), {"proxy": self, "reactor": reactor})
+        far = type("Far", (Half, portforward.ProxyClient), {"proxy": self})
+        factory = type("FarFactory", (portforward.ProxyClientFactory,), {"protocol": far, "noisy": False})
+        self.protocol.clientProtocolFactory = factory
+        self.reactor, self.rnd, self.left, self.distance = reactor, rnd, cuts, distance
         self.cuts = 0
         self.next = rnd.randrange(2 * distance)
 
@@ -93,62 +65,30 @@ class Proxy(Factory):
             return size
         return self.next
 
-    def buildProtocol(self, addr: Any) -> Half:
-        return Half(self)
-
-    def join(self, near: Half) -> None:
-        def made(far: Half) -> None:
-            if near not in self.halves:
-                far.transport.abortConnection()
-                return
-            near.other, far.other = far, near
-            far.transport.writeSequence(near.waiting)
-
-        factory = Factory.forProtocol(lambda: Half(self, far=True))
-        factory.noisy = False
-        endpoint = TCP4ClientEndpoint(self.reactor, LOOPBACK, self.port)
-        connected = endpoint.connect(factory)
-        connected.addCallbacks(made, lambda failure: (failure.trap(ConnectError), near.transport.abortConnection()))
-
     def cut(self, half: Half) -> None:
         """Cut the connection while ``half`` sends; data in the other direction may still arrive."""
         self.cuts += 1
         self.left -= 1
         self.next = self.rnd.randrange(2 * self.distance)
-        other = half.other
-        half.other = None
+        other, half.peer = half.peer, None
         half.transport.abortConnection()
-        if other is not None:
-            other.other = None
-            self.reactor.callLater(self.rnd.choice((0, 0, 0.05)), other.transport.loseConnection)
+        other.peer = None
+        self.reactor.callLater(self.rnd.choice((0, 0, 0.05)), other.transport.loseConnection)
 
 
-class Server:
-    """A ``twistd fyrehose`` process that is killed again and again."""
+class Half:
+    """One half of a connection through the proxy."""
 
-    def __init__(self, directory: Path, port: int) -> None:
-        self.directory, self.port = directory, port
-        self.kills = 0
-        self.process = self.start()
+    proxy: Proxy
+    peer: Any
+    transport: Any
 
-    def start(self) -> subprocess.Popen[bytes]:
-        twistd = Path(sys.executable).with_name("twistd")
-        words = ["--data-dir", "data", "--listen", f"relink=tcp:{self.port}:interface={LOOPBACK}"]
-        with self.directory.joinpath("log").open("ab") as log:
-            return subprocess.Popen(
-                [str(twistd), "-n", "fyrehose", *words], cwd=self.directory, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def kill(self) -> None:
-        """Kill the server, and start it again at once."""
-        self.process.kill()
-        self.process.wait()
-        self.kills += 1
-        self.process = self.start()
-
-    def stop(self) -> int:
-        self.process.terminate()
-        return self.process.wait(60)
+    def dataReceived(self, data: bytes) -> None:
+        passed = self.proxy.let_through(len(data))
+        if self.peer is not None:
+            self.peer.transport.write(data[:passed])
+            if passed < len(data):
+                self.proxy.cut(self)
 
 
 @asynccontextmanager
@@ -173,8 +113,9 @@ async def client_of(reactor: Any, port: int) -> AsyncIterator[RelinkClient]:
 async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> list[bytes]:
     """Send all messages; return the committed ones, in order."""
     rnd = random.Random(args.seed)
-    server = Server(directory, free_port())
-    proxy = Proxy(reactor, server.port, rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
+    ports = servers.free_ports(("relink",))
+    server, kills = servers.Server(directory, ports=ports, only=True), 0
+    proxy = Proxy(reactor, ports["relink"], rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
     port = await TCP4ServerEndpoint(reactor, 0, interface=LOOPBACK).listen(proxy)
     committed: list[bytes] = []
     results: list[Deferred[None]] = []
@@ -191,6 +132,7 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
                         del kill_at[0]
                         await task.deferLater(reactor, rnd.random() * 0.2)
                         server.kill()
+                        server, kills = servers.Server(directory, ports=ports, only=True), kills + 1
                     await transaction.send(message)
                     sent += 1
                 if rnd.random() < 0.15:
@@ -201,30 +143,16 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
             for result in results:
                 await result
     finally:
-        status = server.stop()
-        for half in list(proxy.halves):
-            half.transport.abortConnection()
+        status = server.kill(servers.signal.SIGTERM)
         await port.stopListening()
-    print(f"{proxy.cuts} cuts, {server.kills} kills; the server ended with {status}")
+    print(f"{proxy.cuts} cuts, {kills} kills; the server ended with {status}")
     return committed
-
-
-async def journal_of(reactor: Any, directory: Path) -> list[bytes]:
-    """Return the messages in the journal, in order."""
-    broker = Broker(reactor, FileJournal(reactor, directory / "data"), Sequencer())
-    await broker.open()
-    found: list[bytes] = []
-    while runs := broker.read(STREAM, len(found) + 1, 4 << 20):
-        for run in runs:
-            found += map(bytes, run.payloads())
-    await broker.close()
-    return found
 
 
 async def run(reactor: Any, args: argparse.Namespace, directory: Path) -> None:
     began = time.monotonic()
     committed = await transfer(reactor, args, directory)
-    found = await journal_of(reactor, directory)
+    found = [bytes(payload) for run in dump.runs(directory / "data", STREAM) for payload in run.payloads()]
     seconds = time.monotonic() - began
     print(f"{args.messages} messages sent, {len(committed)} committed, {len(found)} in the journal, {seconds:.0f} s")
     if found != committed:
