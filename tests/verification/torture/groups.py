@@ -48,10 +48,8 @@ its schedule, and how often each branch of the rules ran; the exit status is als
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -59,6 +57,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import schedules
 
 RULES = (
     "epochs",
@@ -80,6 +79,7 @@ BRANCHES = (
     "begin", "finish", "finish-late", "cancel", "cancel-late", "frozen", "frozen-again", "old-freeze", "copied",
     "copied-again", "copy-ahead", "old-copy", "owned", "forgotten", "old-decision", "stored", "repeated", "elsewhere",
     "divided", "lost-in-crash", "kept-in-crash", "read", "read-frozen", "read-elsewhere", "lost-message",
+    "acknowledged",
 )  # fmt: skip
 STREAMS = ("a", "b", "c")
 GROUPS = 3
@@ -516,36 +516,10 @@ def schedule(seed: str, steps: int, broken: str | None = None) -> tuple[World, s
         world.finish(60 * steps)
     except Violation as violation:
         return world, str(violation)
+    finally:
+        world.ran["acknowledged"] = sum(bool(client.numbers) for client in world.clients)
     return world, ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--break", dest="broken", choices=RULES)
-    options = parser.parse_args()
-    bad = acknowledged = 0
-    ran: Counter[str] = Counter()
-    for number in range(options.first, options.first + options.count):
-        world, violation = schedule(f"{options.seed}/{number}", options.steps, options.broken)
-        if violation:
-            bad += 1
-            if bad <= 5:
-                print(f"schedule {number}: {violation}")
-        acknowledged += sum(bool(client.numbers) for client in world.clients)
-        ran += world.ran
-        if sys.stderr.isatty() and number % 100 == 0:
-            print(f"\r{number - options.first} of {options.count}", end="", file=sys.stderr)
-    never = [branch for branch in BRANCHES if not ran[branch]]
-    print(", ".join(f"{branch} {ran[branch]}" for branch in BRANCHES))
-    if never:
-        print(f"never ran: {', '.join(never)}")
-    print(f"{options.count} schedules, {acknowledged} transactions acknowledged: {bad} violating")
-    return 1 if bad or never else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(schedules.main(__doc__, schedule, 300, RULES, BRANCHES))
