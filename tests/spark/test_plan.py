@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from typing import Any
 
@@ -19,6 +20,8 @@ from fyrehose.spark.reading import PartReader
 from fyrehose.spark.selection import Bounds, Selection
 
 Opener = Callable[..., Any]
+#: A stream and its lost numbers, as an error names them.
+NAMED = re.compile(r"'(\w+)' (\d+)-(\d+)")
 
 
 def test_consecutive_parts_cover_the_journal_without_gaps(written: Opener) -> None:
@@ -170,17 +173,30 @@ def test_data_deleted_by_retention_is_an_error(written: Opener) -> None:
     assert Planner(journal.place).parts(), "what is there can be read"
 
 
-def test_a_missing_segment_is_reported_with_its_numbers(written: Opener) -> None:
-    journal = written()
-    journal.fill(300)
-    gone, after = journal.segments[1:3]
-    rows = [row for row in journal.read(start=gone.base, stop=after.base) if row["stream"] == "s1"]
-    gone.path.unlink()
-    with pytest.raises(JournalCorrupt, match=rf"'s1' {rows[0]['seq']}-{rows[-1]['seq']},"):
-        Planner(journal.place).parts()
-    scan.index_path_of(journal.directory, journal.segments[0].base).unlink()
-    with pytest.raises(JournalCorrupt, match=rf"'s1' {rows[0]['seq']}-{rows[-1]['seq']},"):
-        Planner(journal.place).parts()
+def test_missing_segments_are_reported_with_all_their_numbers_and_no_others(written: Opener) -> None:
+    """One or two are missing anywhere in the middle, behind one with an index or without; streams come and go."""
+    journal, dice = written(), Random(9)
+    for number in range(100):
+        streams = dice.sample(["a", "b", "c", "early" if number < 30 else "late"], 2)
+        journal.append(*(Run.of(stream, [bytes(9_000)] * dice.randint(1, 2), source="test") for stream in streams))
+    segments = journal.segments
+    assert len(segments) > 6
+    for first, count in product(range(1, len(segments) - 2), (1, 2)):
+        gone, after = segments[first : first + count], segments[first + count]
+        expected: dict[str, list[int]] = {}
+        for row in journal.read(columns=("stream", "seq"), start=gone[0].base, stop=after.base):
+            expected.setdefault(row["stream"], []).append(row["seq"])
+        for each in gone:
+            each.path.rename(each.path.with_suffix(".gone"))
+        index = scan.index_path_of(journal.directory, segments[first - 1].base)
+        for path in (index, index.with_suffix(".gone")):
+            with pytest.raises(JournalCorrupt, match="is missing or cut off") as raised:
+                Planner(journal.place).parts()
+            ranges = {stream: [*range(int(a), int(b) + 1)] for stream, a, b in NAMED.findall(str(raised.value))}
+            assert ranges == expected, f"{count} segments from the {first}th on are missing"
+            path.rename(index.with_suffix(".gone") if path == index else index)
+        for each in gone:
+            each.path.with_suffix(".gone").rename(each.path)
 
 
 def test_truncated_segment_is_an_error(written: Opener) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from struct import pack
@@ -273,9 +274,15 @@ def test_numbers_missing_between_segments_are_an_error_or_skipped(written: Opene
         journal.append(Run.of("common", [bytes(30_000)], source="test"))
     journal.append(Run.of("rare", [b"x"], source="test"))
     with pytest.raises(JournalGap, match="numbers 4-8 of 'rare'"):
-        journal.read(Selection(patterns=("rare",)))
-    with pytest.raises(JournalGap, match="numbers 4-8 of 'rare'"):
         journal.read()
+    for first in range(1, 11):
+        for last in range(first, 11):
+            chosen = Selection(patterns=("rare",), start=Bounds({"*": first}), end=Bounds({"rare": last}))
+            asked = first <= 8 and last >= 4
+            with pytest.raises(JournalGap, match="numbers 4-8 of 'rare'") if asked else nullcontext():
+                numbers = [row["seq"] for row in journal.read(chosen, ("seq",))]
+                assert not asked, f"{numbers} of {first} to {last} were read as if there were no gap"
+                assert numbers == [seq for seq in range(first, last + 1) if seq in (1, 2, 3, 9)]
     assert len(journal.read(Selection(patterns=("common",)))) == 237
 
 

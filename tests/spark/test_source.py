@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from fyrehose.errors import ConfigError, JournalCorrupt
+from fyrehose.errors import ConfigError, JournalCorrupt, JournalUnreachable
+from fyrehose.journal.format import UNKNOWN
 from fyrehose.journal.subscriptions import registered
+from fyrehose.offline.places import Directory
+from fyrehose.offline.walk import Batch, Log, walk
 from fyrehose.records import Run
-from fyrehose.spark import source
 from fyrehose.spark.columns import arrow_schema
 from fyrehose.spark.failures import own_error
-from fyrehose.spark.source import FyrehoseDataSource, SourceOptions, StreamReader, checked, with_holes
+from fyrehose.spark.plan import headers
+from fyrehose.spark.source import HEARTBEAT, FyrehoseDataSource, SourceOptions, StreamReader, checked, with_holes
 
 SEQ = arrow_schema(("seq",))
 Opener = Callable[..., Any]
@@ -68,51 +74,151 @@ def test_checkpoint_of_another_journal_is_an_error(written: Opener) -> None:
     assert StreamReader(options, SEQ).latestOffset(latest, ReadAllAvailable()) == latest
 
 
-def test_subscription_of_a_stream_follows_its_checkpoint(written: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+@attrs.frozen
+class Flickering(Directory):
+    """A journal's directory that takes note of the updates of its subscription, and refuses the next ones *away*."""
+
+    updates: list[int] = attrs.field(factory=list)
+    away: list[str] = attrs.field(factory=list)
+
+    def update_subscription(self, name: str, position: int, identity: bytes = UNKNOWN) -> None:
+        assert (name, identity) == ("etl", self.view().identity)
+        if self.away:
+            raise JournalUnreachable(self.away.pop())
+        self.updates.append(position)
+
+
+@attrs.define
+class Query:
+    """The offsets of a query and the updates of its subscription, in plain words."""
+
+    place: Flickering
+    limits: dict[str, int | None]
+    end: int | None
+    target: int | None = None
+    kept: int = -1
+    idle: bool = False  # a minute has passed since the last update
+    updates: list[int] = attrs.field(factory=list)
+
+    def keep(self, position: int) -> bool:
+        """Update the subscription if it moves forward or was idle; return whether the place refuses that."""
+        if position <= self.kept and not self.idle:
+            return False
+        if not self.place.away:
+            self.kept, self.idle = position, False
+            self.updates.append(position)
+            return False
+        return True
+
+    def next(self, begin: int, limits: dict[str, int | None]) -> int:
+        """Return where the longest micro-batch within *limits* ends; it has at least one batch of the journal."""
+        view = self.place.view()
+        ends = [each for each in (self.end, view.mark if self.target is None else self.target) if each is not None]
+        if begin >= min(ends) or not any(limits.values()):
+            return max(begin, min(ends))
+        position, count = begin, 0
+        for extent in view.segments:
+            for header in headers(self.place, extent, extent.base + 64, min(extent.end, view.mark)):
+                if begin <= header.position < min(ends):
+                    count += header.records
+                    size = header.end - begin
+                    if position > begin and (count > (limits["rows"] or count) or size > (limits["size"] or size)):
+                        return position
+                    position = header.end
+        return position
+
+
+STEPS = (*["plan"] * 4, "commit", *["append"] * 3, "minute", "away", "restart", "delete", "now")
+#: What Spark may pass to latestOffset() besides the limit of the options, and which limits it replaces.
+LIMITS: dict[str, tuple[ReadLimit, dict[str, int | None]]] = {
+    "all": (ReadAllAvailable(), {"rows": None, "size": None}),
+    "rows": (ReadMaxRows(9), {"rows": 9}),
+    "size": (ReadMaxBytes(30_000), {"size": 30_000}),
+}
+
+
+def random_query(dice: Random, journal: Any) -> tuple[SourceOptions, Query]:
+    """Return random options, and the model of a query with them."""
+    ends = [found.header.end for found in walk(Log.of(journal.directory)) if isinstance(found, Batch)]
+    rows, size = dice.choice((None, 1, 7, 20)), dice.choice((None, 1, 9_000, 60_000))
+    end = dice.choice((None, None, dice.choice(ends), 1 << 40))
+    words = {"path": journal.directory, "subscription": "etl", "gaps": "skip", "endPosition": end}
+    words |= {"maxRowsPerBatch": rows, "maxBytesPerBatch": size}
+    words |= dice.choice(({}, {}, {"start": "latest"}, {"startPosition": dice.choice(ends[:3])}))
+    options = SourceOptions.of({name: str(word) for name, word in words.items() if word is not None})
+    place = Flickering(journal.directory)
+    return attrs.evolve(options, place=place), Query(place, {"rows": rows, "size": size}, end)
+
+
+def plan(reader: StreamReader, query: Query, at: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Plan the next micro-batch from *at* on, and compare its end; return the offset of its end."""
+    limit, replaced = LIMITS.get(kind, (reader.getDefaultReadLimit(), {}))
+    limits = query.limits | replaced
+    start = max(at["position"], query.place.view().start)
+    expected, refused = query.next(start, limits), query.keep(start)
+    then = reader.latestOffset(at, limit)
+    assert not refused, f"an update to {start} is left out"
+    assert then["position"] == expected, f"end of a batch from {at} on with {limits} ({kind})"
+    return then
+
+
+def test_random_schedules_of_a_stream_have_the_offsets_and_updates_of_a_model(written: Opener) -> None:
+    dice, happened = Random(7), Counter[str]()
+    for number in range(30):
+        journal = written(f"j{number}", segment_size=64 << 10)
+        journal.fill(dice.randint(1, 40))
+        options, query = random_query(dice, journal)
+        place, reader, at = query.place, StreamReader(options, SEQ), None
+        for _ in range(40):
+            step, view, refused = dice.choice(STEPS), place.view(), bool(place.away)
+            try:
+                if step == "append":
+                    journal.fill(dice.randint(1, 5))
+                elif step == "away":
+                    place.away.append("gone")
+                elif step == "delete" and len(view.segments) > 1:
+                    journal.segments[0].path.unlink()
+                elif step in ("restart", "now"):
+                    reader, query = StreamReader(options, SEQ), attrs.evolve(query, kept=-1, target=None)
+                    if step == "now":
+                        reader.prepareForTriggerAvailableNow()
+                        query.target = view.mark
+                elif step == "minute":
+                    reader.kept, query.idle = (reader.kept[0], reader.kept[1] - HEARTBEAT), True
+                elif at is None:
+                    begin = view.start if options.start_position is None else options.start_position.position
+                    begin = view.mark if options.latest else begin
+                    query.keep(begin)
+                    at = reader.initialOffset()
+                    assert at["position"] == begin, f"a query with {options} begins elsewhere"
+                elif step == "commit":
+                    query.keep(at["position"])
+                    reader.commit(at)
+                else:
+                    then = plan(reader, query, at, kind := dice.choice(("default", *LIMITS)))
+                    parts = reader.partitions(at, then) if at != then else []
+                    rows = sum(batch.num_rows for part in parts for batch in reader.read(part))
+                    happened.update({kind: 1, "some rows": rows > 0, "skipped": at["position"] < view.start})
+                    at = then
+            except JournalUnreachable:
+                assert refused, f"{step} updates the subscription, which has neither moved nor been idle"
+                happened["refused"] += 1
+            happened[step] += 1
+            assert place.updates == query.updates, f"other updates of the subscription after {step}"
+    expected = {*STEPS, *LIMITS, "default", "refused", "some rows", "skipped"}
+    assert (+happened).keys() == expected, f"not all happened: {happened}"
+
+
+def test_subscription_is_that_of_a_stream_with_a_valid_name(written: Opener) -> None:
     journal = written()
-    journal.fill(60)
-    clock = [1000.0]
-    monkeypatch.setattr(source.time, "monotonic", lambda: clock[0])
-    options = {"path": str(journal.directory), "subscription": "etl", "maxRowsPerBatch": "50"}
-
-    def position() -> int:
-        (one,) = registered(journal.directory)
-        assert one.name == "etl"
-        return one.position
-
-    reader = StreamReader(SourceOptions.of(options), SEQ)
-    start = reader.initialOffset()
-    assert position() == start["position"]
-    middle = reader.latestOffset(start, reader.getDefaultReadLimit())
-    assert position() == start["position"], "the batch has not ended"
-    end = reader.latestOffset(middle, reader.getDefaultReadLimit())
-    assert start["position"] < position() == middle["position"] < end["position"]
-    reader.commit(end)
-    assert position() == end["position"]
-    # One that does not move is updated once a minute, so that it does not expire.
-    before = registered(journal.directory)[0].time
-    reader.latestOffset(end, ReadAllAvailable())
-    assert registered(journal.directory)[0].time == before
-    clock[0] += 61
-    reader.latestOffset(end, ReadAllAvailable())
-    assert registered(journal.directory)[0].time > before
+    journal.fill(1)
+    options = {"path": str(journal.directory), "subscription": "etl"}
+    start = StreamReader(SourceOptions.of(options), SEQ).initialOffset()
+    assert [(each.name, each.position) for each in registered(journal.directory)] == [("etl", start["position"])]
     with pytest.raises(ConfigError, match="invalid name of a subscription"):
         SourceOptions.of(options | {"subscription": "a/b"})
     with pytest.raises(ConfigError, match=r"use spark\.readStream"):
         FyrehoseDataSource(options).reader(StructType())
-
-
-def test_records_behind_the_end_of_availablenow_are_left_to_the_next_run(written: Opener) -> None:
-    journal = written()
-    journal.fill(5)
-    reader = StreamReader(SourceOptions.of({"path": str(journal.directory)}), SEQ)
-    reader.prepareForTriggerAvailableNow()
-    target = reader.reportLatestOffset()
-    journal.fill(5)
-    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == target
-    assert reader.latestOffset(target, ReadAllAvailable()) == target
-    latest = StreamReader(SourceOptions.of({"path": str(journal.directory), "start": "latest"}), SEQ)
-    assert latest.initialOffset() == reader.reportLatestOffset() != target
 
 
 def test_missing_segments_are_yielded_as_holes(written: Opener) -> None:

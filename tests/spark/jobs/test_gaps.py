@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -10,40 +11,33 @@ import pytest
 from fyrehose.spark.jobs.gaps import PRODUCER, NumberGap, _Block, between, explained, gaps, holes
 
 
-def test_missing_numbers_between_blocks_are_gaps() -> None:
-    blocks = [
-        _Block(("a",), 0, 3, 3, 1, 3),
-        _Block(("a",), 1, 1, 1, 4, 4),
-        _Block(("a",), 2, 1, 1, 9, 9),
-        _Block(("b",), 2, 1, 1, 50, 50),
-    ]
-    assert list(between(blocks)) == [NumberGap(key=("a",), first=5, last=8, kind="missing")]
-    assert [block.full for block in blocks] == [True] * 4
-    assert not _Block(("a",), 0, 3, 2, 1, 2).full
-    assert not _Block(("a",), 0, 2, 2, 1, 3).full
-
-
-def test_missing_and_double_numbers_are_found() -> None:
-    found = list(holes(("a",), [1, 2, 2, 2, 5, 6, 6]))
-    assert [(gap.kind, gap.first, gap.last, gap.count) for gap in found] == [
-        ("double", 2, 2, 1),
-        ("missing", 3, 4, 2),
-        ("double", 6, 6, 1),
-    ]
-    assert list(holes(("a",), [])) == []
-
-
-def test_declared_gaps_are_distinguished_from_missing_numbers() -> None:
-    gap = NumberGap(key=("a",), first=10, last=30, kind="missing")
-    double = NumberGap(key=("a",), first=15, last=15, kind="double")
-    declared = [("a", 25, 99), ("b", 1, 99), ("a", 12, 15), ("a", 1, 5)]
-    assert [(one.kind, one.first, one.last) for one in explained([gap, double], declared)] == [
-        ("missing", 10, 11),
-        ("declared", 12, 15),
-        ("missing", 16, 24),
-        ("declared", 25, 30),
-        ("double", 15, 15),
-    ]
+def test_random_numbers_have_the_gaps_and_doubles_that_counting_finds() -> None:
+    """Numbers are counted one by one here, and in blocks there; ranges that are declared lost may overlap."""
+    dice, happened = Random(3), Counter[str]()
+    for _ in range(500):
+        blocks, expected, found = list[_Block](), list[tuple[str, str, int]](), list[NumberGap]()
+        declared = [
+            (dice.choice("ab"), (first := dice.randint(1, 250)), first + dice.choice((0, 1, 5, 40))) for _ in range(9)
+        ]
+        for key in ("a", "b"):
+            numbers = sorted(dice.choices(range(low := dice.randint(1, 150), low + 100), k=dice.randint(1, 120)))
+            for number in range(numbers[0], numbers[-1] + 1):
+                lost = any(key == name and first <= number <= last for name, first, last in declared)
+                if number not in numbers:
+                    expected.append((key, "declared" if lost else "missing", number))
+                elif numbers.count(number) > 1:
+                    expected.append((key, "double", number))
+            for bucket in sorted({number // 10 for number in numbers}):
+                inside = [number for number in numbers if number // 10 == bucket]
+                block = _Block((key,), bucket, len(inside), len(set(inside)), inside[0], inside[-1])
+                assert block.full == (inside == [*range(inside[0], inside[-1] + 1)]), inside
+                blocks.append(block)
+                found += [] if block.full else holes((key,), inside)
+        found = list(explained(sorted([*between(blocks), *found], key=lambda gap: (gap.key, gap.first)), declared))
+        listed = [(str(gap.key[0]), gap.kind, gap.first + n) for gap in found for n in range(gap.count)]
+        assert listed == expected, f"with {declared} declared lost"
+        happened.update(kind for _, kind, _ in expected)
+    assert happened.keys() == {"declared", "double", "missing"}
 
 
 @pytest.mark.slow
