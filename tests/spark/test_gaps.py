@@ -60,26 +60,41 @@ def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, see
         journal.append(*(Run.of(stream, [bytes(99)] * dice.randint(1, 3), source="test") for stream in streams))
         batches.append((position, {(record.stream, record.seq) for record in journal.records[before:]}))
     segments = journal.segments
-    hit = dice.sample(segments[:-1], 4)
+    *hit, newest = *dice.sample(segments[:-1], 4), segments[-1]
     # The beginning of a segment states what is lost at the end of the one before.
     hit = [each for each in hit if each.end != hit[0].base]
     kinds: dict[str, set[tuple[str, int]]] = {"damaged": set(), "missing": set()}
-    for number, segment in enumerate(hit):
+    for number, segment in enumerate([*hit, newest]):
         inside = [each for each in batches if segment.base <= each[0] < segment.end]
         if number == 0 and segment.base:
             segment.path.unlink()
             kinds["missing"] |= set[tuple[str, int]]().union(*(records for _, records in inside))
         elif number:
-            for position, records in dice.sample(inside[1:], 2):
+            damaged = sorted(dice.sample(inside[1:], 2))
+            for position, records in damaged:
                 journal.flip(position + dice.randrange(60, 100))
                 kinds["damaged"] |= records
+    # In the newest segment, only the numbers before one that is still there are known to be lost.
+    whole = {each for position, records in inside for each in records if (position, records) not in damaged}
+    kinds["damaged"] -= {
+        (stream, seq)
+        for _, records in damaged
+        for stream, seq in records
+        if not any(other == stream and there > seq for other, there in whole)
+    }
     found = [lost for part in with_holes(journal.place.view()) for lost in survey(journal.place, *part)]
     for kind, expected in kinds.items():
         # Damage whose numbers were all found behind other damage has a row without them.
         rows = [each for each in found if each.kind == kind and each.first_seq and each.last_seq]
         numbers = [(each.stream, n) for each in rows for n in range(each.first_seq or 0, (each.last_seq or 0) + 1)]
         assert sorted(numbers, key=str) == sorted(expected, key=str)
-    assert {lost.file for lost in found} == {str(each.path) for each in hit if each.base or each is not hit[0]}
+    more = [each.position for each in found if each.reason.endswith("the lost numbers are unknown")]
+    assert more == [
+        at for n, (at, _) in enumerate(damaged) if not n or inside[inside.index(damaged[1]) - 1] != damaged[0]
+    ]
+    assert {lost.file for lost in found} == {
+        str(each.path) for each in (*hit, newest) if each.base or each is not hit[0]
+    }
 
 
 def test_damage_in_the_middle_or_at_the_end_of_a_segment_is_a_gap(written: Opener) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import attrs
 import pytest
 
 from fyrehose.errors import JournalCorrupt, JournalUnreachable
-from fyrehose.spark.repeating import repeated
+from fyrehose.offline.view import View
+from fyrehose.spark.counting import Behind
+from fyrehose.spark.repeating import Done, RoundJob, repeated
 
 
 def steps(*results: float | Exception | None) -> Iterator[float | None]:
@@ -16,6 +20,52 @@ def steps(*results: float | Exception | None) -> Iterator[float | None]:
         if isinstance(result, Exception):
             raise result
         yield result
+
+
+@attrs.define(eq=False, kw_only=True)
+class Copying(RoundJob[Behind]):
+    """A job that only moves its position, from the beginning of the journal on."""
+
+    done: Done = attrs.field(factory=lambda: Done(0))
+
+    def copy(self, view: View) -> None:
+        self.done.position = self._ahead.next(view, self.done.position).end
+
+    def state(self, behind: Behind) -> Behind:
+        return behind
+
+    def optimize(self) -> None:
+        raise AssertionError("it was not asked to")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_job_that_is_never_idle_reports_its_progress_at_its_first_step(
+    written: Callable[..., Any], follow: bool
+) -> None:
+    """It goes on in full rounds; its monitor learns at the beginning and after each round what it has not copied."""
+    journal, seen, lags = written(), list[int](), list[tuple[int, int]]()
+    journal.fill(20)
+    view = journal.place.view()
+    job = Copying(
+        journal="j",
+        target="t",
+        source=journal.place,
+        identity=view.identity,
+        round_bytes=20_000,
+        subscription="copy",
+        monitor=lambda behind: lags.append((behind.records, behind.size)),
+    )
+    while job.done.position < view.mark:
+        pause = job.step(60.0 if follow else None, lambda done, view: seen.append(done.position))
+        assert pause == 0.0, "a full round is due, so there is no pause"
+        (kept,) = journal.place.subscriptions()
+        assert (kept.name, kept.position) == ("copy", seen[0]), "settled with the first round, and again after a minute"
+        if view.mark - job.done.position < job.round_bytes and follow:
+            break
+    assert (seen, job.done.rounds) == (sorted({*seen}), len(seen))
+    assert len(seen) > 2
+    left = [len(journal.read(start=position)) for position in (view.start, *seen)]
+    assert lags == [(count, view.mark - position) for count, position in zip(left, (0, *seen), strict=True)]
 
 
 def test_job_ends_after_its_last_step() -> None:

@@ -23,7 +23,6 @@ from fyrehose.offline.places import Directory
 from fyrehose.offline.standby import Standby, promote
 from fyrehose.records import Run
 from fyrehose.spark import rounds, tables
-from fyrehose.spark.counting import account_of
 from fyrehose.spark.jobs.archive import archive
 from fyrehose.spark.jobs.optimize import delete, optimize
 from fyrehose.spark.lake import Lake
@@ -43,22 +42,6 @@ def stored(lake: Path | str, server: str | None = None) -> list[tuple[str, int, 
     """Return what the lake has, read by delta-rs."""
     rows = DeltaTable(str(lake)).to_pyarrow_table(columns=["server", "stream", "seq", "payload"]).to_pylist()
     return sorted((row["stream"], row["seq"], row["payload"]) for row in rows if server in (None, row["server"]))
-
-
-def test_counts_of_a_range_equal_those_of_its_batch_headers(written: Opener) -> None:
-    journal = written()
-    journal.fill(200)
-    view = journal.place.view()
-    whole = account_of(journal.place, view, view.start, view.mark)
-    assert (whole.rows, whole.gaps) == (len(journal.records), ())
-    middle = journal.read(start=view.segments[1].base)
-    first = account_of(journal.place, view, view.start, view.segments[1].base)
-    second = account_of(journal.place, view, view.segments[1].base, view.mark)
-    assert (first.rows, second.rows) == (len(journal.records) - len(middle), len(middle))
-    assert first.chain == second.continued
-    journal.segments[0].path.unlink()
-    with pytest.raises(JournalCorrupt, match="was deleted before it was archived"):
-        account_of(journal.place, view, view.start, view.mark)
 
 
 class Archiving:
