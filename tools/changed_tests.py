@@ -30,7 +30,8 @@ SCHEDULES = {
 }
 #: Tests of another folder that notice what those of the module's own package do not.
 ELSEWHERE = {"fyrehose/offline/mirror.py": "tests/journal/test_ends.py"}
-#: The tests of Spark's code that start no Spark session, and take seconds.
+#: The tests of Spark's code that start no Spark session, and take seconds.  The tests of the changed module itself are
+#: among those that run, without those that need a session, which are slow.
 SPARK = (
     *(f"tests/spark/test_{name}.py" for name in ("plan", "reading", "layout", "rounds", "merging", "selection")),
     *(f"tests/spark/test_{name}.py" for name in ("columns", "counting", "deltalog", "footers", "gaps", "union")),
@@ -55,8 +56,9 @@ def of_file(path: str, root: Path = ROOT) -> list[str]:
         case ("fyrehose", "kernels", "native" | "pure", name):
             stem = PurePosixPath(name).stem
             found = [f"tests/kernels/test_{stem}.py", f"tests/protocols/{stem}"]
-        case ("fyrehose", "spark", *_, name) if name.endswith(".py"):
-            return [each for each in SPARK if (root / each).exists()]
+        case ("fyrehose", "spark", *folders, name) if name.endswith(".py"):
+            own = str(PurePosixPath("tests", "spark", *folders, f"test_{name}"))
+            return [each for each in dict.fromkeys((*SPARK, own)) if (root / each).exists()]
         case ("fyrehose", *folders, name) if name.endswith(".py") and (folder := "/".join(folders)) in SCHEDULES:
             schedules = [each for each in SCHEDULES[folder] if (root / each.partition("::")[0]).exists()]
             return [each for each in (f"tests/{folder}",) if (root / each).exists()] + schedules
