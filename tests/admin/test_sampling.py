@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from twisted.logger import formatEvent
 
 from fyrehose.admin.history import Sample
 from fyrehose.admin.sampling import RECENT, TICK, StreamRates
+from fyrehose.records import Run
 from tests.doubles.references import references
 
 
@@ -74,6 +77,21 @@ def test_publishes_before_the_first_sample_count_for_the_quantiles(watched: Any)
     assert watched.sampler.recent_quantile(source, 0.5) is not None
     watched.pass_time(RECENT + 5)
     assert watched.sampler.recent_quantile(source, 0.5) is None, "that was long ago"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_publishers_are_the_producers_of_this_minute_and_of_the_one_before(seed: int, watched: Any) -> None:
+    dice, published = Random(seed), defaultdict[int, set[str]](set)
+    for _ in range(250):
+        watched.pass_time(1)
+        minute, second = divmod(watched.clock.seconds(), 60)
+        if 2 < second < 58:
+            if dice.random() < 0.05:
+                producer = dice.choice("abcdef")
+                watched.broker.publish([Run.of("s", [b"x"], source="http", producer=producer)])
+                published[minute].add(producer)
+            wanted = published[minute] | published[minute - 1]
+            assert watched.sampler.publishers("http") == len(wanted), f"{wanted} at {minute} min {second} s"
 
 
 def test_journal_without_meters_has_no_quantiles(watched: Any) -> None:

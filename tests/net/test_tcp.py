@@ -389,15 +389,16 @@ class TestLimits:
         server.lose(first)
         server.connect("10.0.0.3")
 
-    def test_a_reload_changes_the_limit_for_connections_that_are_open_or_wait_to_be_served(self) -> None:
-        server = make(max_connections=100)
+    @pytest.mark.parametrize("room", ["a reload", "connections that have closed"])
+    def test_connections_are_served_while_few_are_closing_and_otherwise_when_there_is_room(self, room: str) -> None:
+        server, served = make(max_connections=100), list[bool]()
         for number in range(60):
             server.connect(f"10.0.0.{number}")
         server.factory.configure(TCPSettings(max_connections=1))
-        newcomers, served = server.factory.newcomers, list[bool]()
-        assert newcomers.is_free(), "new ones make room; else they would wait until nearly all others have left"
-        for _ in range(30):
-            server.factory.holding.await_close(Toy(server.factory))
+        assert server.factory.newcomers.is_free(), "else new ones would wait until nearly all others have left"
+        closing = [Toy(server.factory) for _ in range(30)]
+        for each in closing:
+            server.factory.holding.await_close(each)
 
         class Waiting:
             network = "10.9.9.9"
@@ -405,10 +406,14 @@ class TestLimits:
             def serve(self) -> None:
                 served.append(True)
 
-        newcomers.enter(Waiting())  # type: ignore[arg-type]
+        server.factory.newcomers.enter(Waiting())  # type: ignore[arg-type]
         server.clock.advance(0)
         assert not served, "too many are closing"
-        server.factory.configure(TCPSettings(max_connections=100))
+        if room == "a reload":
+            server.factory.configure(TCPSettings(max_connections=100))
+        else:
+            for each in closing:
+                server.factory.lost(each)
         server.clock.advance(0)
         assert served
 
@@ -865,30 +870,34 @@ class Lazy(ClosesIdle, Toy):
     waiting = False
 
 
-def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothing() -> None:
-    server = make()
+@pytest.mark.parametrize("seed", range(20))
+def test_connection_is_closed_when_it_was_idle_for_the_time_and_waited_for_nothing(seed: int) -> None:
+    dice, server = Random(seed), make(auto=False)
     server.factory.protocol, server.factory.settings = Lazy, LazySettings(refusal_delay=0.0)
     server.clock.advance(100.0)
     connected: Any = server.connect()
     protocol, transport = connected
-    protocol.dataReceived(b"first\n")
-    server.clock.advance(40.0)
-    protocol.active_at = server.clock.seconds()
-    server.clock.pump([20.0, 39.0])
-    assert not transport.disconnecting
-    protocol.waiting = True
-    server.clock.pump([1.0, 60.0])
-    protocol.waiting = False
-    server.clock.advance(59.0)
-    assert not transport.disconnecting
     closing, _ = server.connect()
-    server.journal.auto = False
     closing.dataReceived(b"under way\n")
     closing.finish()
-    server.clock.advance(1.0)
-    assert (transport.disconnecting, server.count("idle")) == (True, 1)
-    server.clock.advance(60.0)
-    assert server.count("idle") == 1, "it closes already"
+    protocol.dataReceived(b"echo\n")
+    active, due = 100.0, 160.0  #: when it is looked at next
+    for _ in range(dice.choice((61, 150, 400))):
+        server.clock.advance(1.0)
+        now = server.clock.seconds()
+        if now == due:
+            active = now if protocol.waiting else active
+            due = active + 60.0
+        assert transport.disconnecting == (now >= active + 60.0), f"active at {active}, now it is {now}"
+        if transport.disconnecting:
+            break
+        if dice.random() < 0.02:
+            protocol.active_at = active = now
+        if dice.random() < 0.02:
+            protocol.waiting = not protocol.waiting
+    protocol.waiting = False
+    server.clock.pump([1.0] * 121)
+    assert (transport.disconnecting, server.count("idle")) == (True, 1), "the other one closes already"
 
 
 class TestRefusals:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Callable
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import Logger
 
@@ -23,7 +26,12 @@ GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Toy(WebProtocol):
-    """Answers each request immediately, except /wait, which :meth:`answer` answers."""
+    """Answers each request immediately, except /wait and /call, which :meth:`answer` answers.
+
+    :ivar called: the call of the broker whose result answers the request; None: the request has none
+    """
+
+    called: Deferred[bytes] | None = None
 
     protocol_name: ClassVar[str] = "toy"
     log: ClassVar[Logger] = Logger()
@@ -32,13 +40,23 @@ class Toy(WebProtocol):
         super().__init__(factory, WebSession())
 
     def on_request(self, event: RequestHead) -> None:
-        if event.path != ("wait",):
+        if event.path[0] == "call":
+            self.called = Deferred()
+            self.call(self.called, self.give)
+        elif event.path[0] != "wait":
             self.session.respond(200, b"{}")
 
     handlers = WebProtocol.handlers | on(RequestHead, on_request)
 
     def answer(self) -> None:
-        self.session.respond(200, b"late")
+        called, self.called = self.called, None
+        if called is None:
+            self.give(b"late")
+        else:
+            called.callback(b"late")
+
+    def give(self, body: bytes) -> None:
+        self.session.respond(200, body)
         self.proceed()
 
 
@@ -113,14 +131,40 @@ def test_idle_connection_is_closed_unless_it_waits_for_an_answer(connect: Callab
     assert peer.transport.disconnecting
 
 
-def test_half_closed_peer_is_still_answered(connect: Callable[..., ToyPeer]) -> None:
-    peer = connect()
-    peer.send(GET % b"wait" + GET % b"")
-    peer.protocol.readConnectionLost()
-    assert not peer.transport.disconnecting
-    peer.protocol.answer()
-    assert peer.answers == 2
-    assert peer.transport.disconnecting
+@pytest.mark.parametrize("seed", range(30))
+def test_requests_are_answered_in_order_and_calls_have_ended_before_a_connection_closes(
+    seed: int, connect: Callable[..., ToyPeer]
+) -> None:
+    dice, peer, pending, answers = Random(seed), connect(), list[str](), list[bytes]()
+    ends = dice.choice(("the peer has sent all", "the server stops", "the server stops"))
+
+    def check(stops: bool) -> None:
+        """Answer those that need not wait, and compare."""
+        while pending and pending[0] == "now" and not stops:
+            answers.append(b"{}")
+            del pending[0]
+        peer.clock.advance(0)
+        assert re.findall(rb"late|{}", peer.transport.value()) == answers
+
+    for _ in range(dice.randrange(1, 8)):
+        kinds = dice.choices(("now", "wait", "call"), k=dice.randrange(4))
+        peer.send(b"".join(GET % kind.encode() for kind in kinds))
+        pending += kinds
+        check(False)
+        if pending and dice.random() < 0.5:
+            peer.protocol.answer()
+            answers.append(b"late")
+            del pending[0]
+            check(False)
+    stops = ends == "the server stops"
+    peer.protocol.finish() if stops else peer.protocol.readConnectionLost()
+    while pending and (not stops or pending[0] == "call"):
+        assert not peer.transport.disconnecting, f"it waits for {pending}"
+        peer.protocol.answer()
+        answers.append(b"late")
+        pending = [] if stops else pending[1:]
+        check(stops)
+    assert peer.transport.disconnecting, f"nothing is left, and {ends}"
 
 
 def test_peer_that_still_sends_a_refused_body_receives_the_answer(connect: Callable[..., ToyPeer]) -> None:
