@@ -161,14 +161,17 @@ class TestBroadcasting:
 
     def test_nothing_is_sent_after_the_last_subscription_has_ended(self) -> None:
         world = make_world()
-        subscriber, collector = world.subscriber(b"/a/"), world.collector()
+        subscriber, collector = world.subscriber(b"/a/", b"/b/"), world.collector()
         subscriber.send(command(b"CANCEL", b"/a/"))
-        collector.say(event(1))
+        collector.say(event(1), event(2, b"/b/"))
+        assert sequences(subscriber.hear()) == [2]
+        subscriber.send(command(b"CANCEL", b"/b/"))
+        collector.say(event(3), event(4, b"/b/"))
         assert subscriber.hear() == []
         assert world.broker.fanout.subscribers("eventbus") == 0
         subscriber.subscribe(b"/a/")
-        collector.say(event(2))
-        assert sequences(subscriber.hear()) == [2]
+        collector.say(event(5))
+        assert sequences(subscriber.hear()) == [5]
 
     def test_both_dialects_are_sent_at_once(self) -> None:
         world = make_world()
@@ -281,6 +284,15 @@ class TestSnapshots:
         asking.say([b"SYNCSTART", b"", binary(0)], [b"SYNCSTART", b"", binary(2)])
         assert [frames[0] for frames in asking.hear()] == [b"SYNC", b"SYNCEND"]
         assert world.count("snapshot-replaced") == 1
+        asking.protocol.pauseProducing()  # the answer has begun, and waits for the client
+        asking.say([b"SYNCSTART", b"", binary(0)])
+        world.clock.advance(0)
+        assert world.broker.fanout.subscribers("eventbus") == 1
+        asking.say([b"SYNCSTART", b"", binary(2)])
+        asking.protocol.resumeProducing()
+        world.clock.advance(0)
+        assert [frames[0] for frames in asking.hear()] == [b"SYNC", b"SYNCEND"]
+        assert world.broker.fanout.subscribers("eventbus") == 0
 
     def test_subscription_that_arrived_earlier_begins_before_the_end_of_the_snapshot(self) -> None:
         """The server may read the connection to SNAPSHOT first, although the subscription was sent before."""
