@@ -223,6 +223,17 @@ def test_a_reader_gets_records_again_when_its_subscription_was_rewound(make_serv
     reading.reader.close()
 
 
+def test_records_that_were_consumed_elsewhere_meanwhile_are_not_lost(make_server: Any, read: Any) -> None:
+    server = serve(make_server)
+    reading = read(server)
+    reading.wire.lose_link()
+    server.publish("s", b"6", b"7", b"8")
+    server.broker.named.acknowledge(server.broker.named.find("n"), {"s": 7})
+    reading.reconnect()
+    assert (reading.seqs, reading.lost) == ([1, 2, 3, 4, 5, 8], [])
+    reading.reader.close()
+
+
 def test_a_second_reader_waits_until_the_first_has_closed(make_server: Any, read: Any) -> None:
     server = serve(make_server)
     first, second = read(server), read(server)
