@@ -233,7 +233,11 @@ def test_last_file_counts_also_while_a_subscription_is_ending(tmp_path: Path) ->
     service.reload()
     other.ended.callback(None)
     assert topics() == {"n0": "c", "n1": "d"}
+    path.write_text("[[forward]]\nname = 3\n")
+    service.reload()
     kept: list[Any] = list(service.running.values())
+    assert topics() == {"n0": "c", "n1": "d"}
+    assert not any(each.stopping for each in kept), "an invalid file has stopped something"
     task.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
     assert all(each.stopping for each in kept)
     for each in kept:
