@@ -125,7 +125,6 @@ LONGEST = (
     "tests/live/test_pipeline.py",
     "tests/live/test_completion.py",
     "tests/live/test_lumberjack.py",
-    "tests/live/test_cluster_status.py",
     "tests/live/test_bench_command.py",
     "tests/live/test_cluster_reopening.py",
     "tests/spark/typed/test_summaries.py",

@@ -284,6 +284,10 @@ def test_machine_is_replaced_as_the_page_says(machines: list[Machine]) -> None:
 
     second.stop("nats", signal.SIGKILL)  # the shared log is on the new machine, too
     first.run(publish)
+    third.stop("nats", signal.SIGKILL)
+    wait_until(first, lambda code, _: code == 1)
+    assert "2 of 3 NATS servers are lost" in first.run(f"fyrehose cluster status {CONFIG}", status=None)
+    third.start_nats()
     second.start_nats()
     wait_until(first, whole("a", "b", "d"))
 

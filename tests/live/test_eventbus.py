@@ -116,21 +116,12 @@ def bus() -> Iterator[Bus]:
     bus.context.destroy(0)
 
 
-def policy_file(directory: Path, *conditions: str) -> str:
-    """Return the path of a policy that allows everything to peers that meet one of ``conditions``."""
-    path = directory / "policy.toml"
-    rules = [f'[[allow]]\n{condition}\npublish = "*"\nsubscribe = "*"\n' for condition in conditions]
-    path.write_text("\n".join(rules))
-    return str(path)
-
-
 @pytest.fixture
 def serve(start: Any, bus: Bus) -> Callable[..., Any]:
     """Return a function that starts a server with the given options of the event bus."""
 
-    def serving(*options: str, listen: str = BUS, policy: str = "", extra: tuple[str, ...] = (), **more: Any) -> Any:
+    def serving(*options: str, listen: str = BUS, extra: tuple[str, ...] = (), **more: Any) -> Any:
         words = [word for option in options for word in ("--option", f"eventbus.{option}")]
-        words += ["--policy", policy] if policy else []
         server = start("--listen", listen, *words, *extra, **more)
         bus.port = server.port("eventbus")
         return server
@@ -241,8 +232,10 @@ class TestKeys:
     ) -> None:
         server, clients = keys
         options = (f"server-key={server}/one.key_secret", f"client-keys={clients}")
-        policy = policy_file(tmp_path, 'network = "0.0.0.0/0"', 'key = "*"')
-        running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0", policy=policy)
+        policy = tmp_path / "policy.toml"
+        rule = '[[allow]]\n{}\npublish = "*"\nsubscribe = "*"\n'
+        policy.write_text(rule.format('network = "0.0.0.0/0"') + rule.format('key = "*"'))
+        running = serve(*options, listen="eventbus=tcp:0:interface=0.0.0.0", extra=("--policy", str(policy)))
         known = bus.snapshot(**curve(server, clients))
         assert bus.sync(socket=known) == [[b"SYNCEND", b"", bytes(8)]]
         for keys_of_stranger in (curve(server, tmp_path / "strangers"), {}):

@@ -165,33 +165,7 @@ def acknowledgement(peer: socket.socket) -> bytes:
 
 
 def raw_socket(place: Place) -> socket.socket:
-    peer = socket.create_connection(("127.0.0.1", place.port), timeout=PATIENCE)
-    if place.authority is None or place.writer is None:
-        return peer
-    context = ssl.create_default_context(cafile=place.authority.certificate)
-    context.load_cert_chain(place.writer.certificate, place.writer.key)
-    return context.wrap_socket(peer, server_hostname="127.0.0.1")
-
-
-def test_a_forwarder_of_version_1_is_acknowledged(place: Place) -> None:
-    """Send W, then one C with D frames; the writer reads one acknowledgement, of six bytes, for everything."""
-    with raw_socket(place) as peer:
-        sequence = 0
-        for size in (1, 100, 1024):
-            frames = b""
-            for _ in range(size):
-                sequence += 1
-                frames += b"1D" + pack(">II", sequence, 2)
-                for text in (b"line", b"text %d" % sequence, b"host", b"web-1"):
-                    frames += pack(">I", len(text)) + text
-            body = zlib.compress(frames)
-            peer.sendall(b"1W" + pack(">I", size) + b"1C" + pack(">I", len(body)) + body)
-            answer = b""
-            while len(answer) < 6 and (more := peer.recv(6 - len(answer))):
-                answer += more
-            assert answer == b"1A" + pack(">I", sequence)
-    first = b'{"line":"text 1","host":"web-1"}'
-    assert place.tail("figg", 1, "--stream", "backbone") == first
+    return socket.create_connection(("127.0.0.1", place.port), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("place", ["tls"], indirect=True)
