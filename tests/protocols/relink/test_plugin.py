@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 from twisted.internet.task import Clock
@@ -26,19 +28,6 @@ def listener(state: JournalState = JournalState.WRITABLE, auto: bool = True) -> 
     service = plugin.make_service(reactor, broker, plugin.default_endpoint, plugin.settings())
     service.broker = broker
     return journal, reactor, service
-
-
-def test_links_are_written_before_listening() -> None:
-    journal, reactor, service = listener(auto=False)
-    service.startService()
-    assert not reactor.tcpServers
-    journal.commit()
-    assert not reactor.tcpServers
-    journal.commit()
-    assert [server[0] for server in reactor.tcpServers] == [7733]
-    assert journal.bounds(links_stream(plugin.default_endpoint)) == (1, 2)
-    assert service.stopService().called
-    assert not reactor.getDelayedCalls()
 
 
 def test_full_disk_keeps_only_this_listener_closed(log_lines: list[str]) -> None:
@@ -83,20 +72,6 @@ def test_links_that_fail_when_the_server_has_stopped_are_not_written_again() -> 
     assert not reactor.getDelayedCalls()
 
 
-def test_service_can_be_stopped_while_the_disk_is_full() -> None:
-    journal, reactor, service = listener(JournalState.READ_ONLY, auto=False)
-    service.startService()
-    service.stopService()
-    assert not reactor.getDelayedCalls()
-    service.startService()
-    journal.enter(JournalState.WRITABLE, "room")
-    reactor.advance(DISK_FULL_RETRY)
-    service.stopService()  # The links are being written.
-    journal.commit()
-    assert not reactor.tcpServers
-    assert not reactor.getDelayedCalls()
-
-
 def test_failed_journal_leaves_the_listener_closed(logged_errors: Any) -> None:
     journal, reactor, service = listener(JournalState.READ_ONLY)
     service.startService()
@@ -124,3 +99,66 @@ def test_listeners_with_the_same_option_links_share_their_links_over_servers() -
     here, there = "tcp:7733:interface=10.0.0.1", "tcp:7733:interface=10.0.0.2"
     assert stream(here, "") != stream(there, "")
     assert stream(here, "main") == stream(there, "main") != stream(here, "other")
+
+
+class ServiceHistory:
+    """Starts and stops a listener at random, while its disk is full or slow; it listens once its links are durable."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.ran = Random(seed), Counter[str]()
+        self.journal, self.reactor, self.service = listener(auto=False)
+        self.running = False
+        self.listening = self.opened = 0
+
+    def step(self, what: str = "") -> None:
+        what = what or self.dice.choice(("start", "stop", "commit", "commit", "fill", "room", "wait"))
+        self.ran[what] += 1
+        getattr(self, what)()
+        opened, self.opened = len(self.reactor.tcpServers) - self.opened, len(self.reactor.tcpServers)
+        assert not opened or self.running, "a service that was stopped listens"
+        assert not opened or what in ("commit", "room"), "it listens before its links are durable"
+        self.listening += opened
+        assert self.listening < 2, "it listens twice"
+
+    def start(self) -> None:
+        if not self.running:
+            for what in ("room", "commit", "commit", "commit"):  # a server ends all writes before it starts again
+                self.step(what)
+            self.running = True
+            self.service.startService()
+
+    def stop(self) -> None:
+        if self.running:
+            self.ran["stopped while it starts"] += not self.listening
+            self.running, self.listening = False, 0
+            self.service.stopService()
+            assert not self.reactor.getDelayedCalls(), "a service that was stopped goes on"
+
+    def commit(self) -> None:
+        self.journal.commit()
+
+    def fill(self) -> None:
+        self.journal.enter(JournalState.READ_ONLY, "full")
+
+    def room(self) -> None:
+        self.journal.enter(JournalState.WRITABLE, "room")
+
+    def wait(self) -> None:
+        self.reactor.advance(DISK_FULL_RETRY)
+
+    def end(self) -> None:
+        for what in ("start", "room", *("wait", "commit", "commit", "commit") * 3):
+            self.step(what)
+        assert self.listening == 1, "there is room, and it does not listen"
+        self.step("stop")
+
+
+def test_listener_that_is_started_and_stopped_listens_once_its_links_are_durable() -> None:
+    ran = Counter[str]()
+    for seed in range(60):
+        history = ServiceHistory(seed)
+        for _ in range(40):
+            history.step()
+        history.end()
+        ran += history.ran
+    assert ran["stopped while it starts"] > 50, "the service was hardly ever stopped while it started"
