@@ -150,7 +150,8 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
             peer.talk()
     peer.publish(b"5", channel=1)
     assert not peer.closed
-    assert server.registry.entries
+    again = server.connect(hello=Hello(terms=peer.link.terms, epoch=peer.link.epoch, link_id=peer.link.id))
+    again.talk()
     server.journal.commit()
     server.clock.advance(0)
     assert peer.closed
@@ -158,8 +159,11 @@ def test_messages_before_a_refused_one_are_acknowledged(make_server: Any, togeth
     consumed = {e.channel: e.last for e in peer.events if isinstance(e, events.Consumed)}
     assert consumed == ({0: 2, 1: 0} if together else {0: 2}), "each channel is acknowledged up to the refused message"
     assert server.payloads() == [b"1", b"2", b"3", *([b"5"] if together else [])]
-    assert not server.registry.entries, "a resumed link would send the same message again"
+    again.talk()
+    assert again.link.id != peer.link.id, "a resumed link would send the same message again"
+    again.leave()
     peer.leave()
+    assert len(server.registry.entries) == 1, "the refused link is still known"
     unsettled = [message.parts[0] for message in peer.link.unsettled()]
     assert unsettled == [b"too large", b"4", *([] if together else [b"5"])]
 
@@ -263,16 +267,19 @@ def test_what_waits_for_room_is_consumed_once_on_the_link_that_is_resumed(make_s
 # Links.
 
 
-def test_channel_that_is_closed_twice_in_one_read_is_closed(make_server: Any) -> None:
-    server = make_server()
-    peer = server.linked()
+@pytest.mark.parametrize("auto", [True, False])
+def test_channel_that_is_closed_twice_in_one_read_is_closed(make_server: Any, auto: bool) -> None:
+    server = make_server(auto=auto)
+    peer = server.linked_durably()
     close = Operation(kind=Op.CLOSE, channels=(0,)).serialize(1)
     peer.say(Message(channels=(0,), parts=(b"x",)).serialize(1))
     server.clock.advance(0)
+    server.journal.commit()
     peer.say(close)
     peer.transport.clear()
     peer.say(PONG.serialize() + close)
     server.clock.advance(0)
+    server.journal.commit()
     assert peer.transport.value() == Acknowledgement(kind=Ack.CLOSED, channels=(0,)).serialize(1)
     assert not peer.closed
 
