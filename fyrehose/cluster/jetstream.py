@@ -109,6 +109,8 @@ class JetStreamLog:
     _waiting: set[asyncio.Task[Any]] = attrs.field(factory=set, init=False)
     #: The change to another NATS server that is under way, if any.
     _leaving: asyncio.Task[None] | None = attrs.field(default=None, init=False)
+    #: The end of the connection that was left last.
+    _left: asyncio.Task[None] | None = attrs.field(default=None, init=False)
     _heard: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
     _members_asked: Callable[[bytes], None] = attrs.field(default=lambda message: None, init=False)
     _writer: EntryWriter | None = attrs.field(default=None, init=False)
@@ -163,32 +165,48 @@ class JetStreamLog:
         # Entries are large, and each read of the connection costs as much as the copy of ten times the default.
         nats.aio.client.DEFAULT_BUFFER_SIZE = max(nats.aio.client.DEFAULT_BUFFER_SIZE, RECEIVE_BYTES)
 
+        client: Any = nats.aio.client.Client()
+
+        async def disconnected() -> None:
+            if client is self._client:  # the end of a connection that was left ends no request on the next one
+                await self._end_requests()
+
+        try:
+            await client.connect(
+                servers,
+                error_cb=self._failed,
+                disconnected_cb=disconnected,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RETRY,
+                connect_timeout=self.timeout,
+                dont_randomize=True,
+                name=f"fyrehose {self.name}",
+                **self.options,
+            )
+            inbox = await self._subscribe(client)
+        except BaseException:
+            await client.close()
+            raise
+        self._inbox, self._client, self._stream = inbox, client, client.jetstream(timeout=self.timeout)
+        self._answered = asyncio.get_running_loop().time()
+
+    async def _subscribe(self, client: Any) -> str:
+        """Subscribe to everything that other servers and NATS send; return the prefix of the subjects of answers."""
+
         async def receive(message: Any) -> None:
             self.reactor.callFromThread(self._heard, bytes(message.data))
 
         async def receive_request(message: Any) -> None:
             self.reactor.callFromThread(self._members_asked, bytes(message.data))
 
-        client = await nats.connect(
-            servers,
-            error_cb=self._failed,
-            disconnected_cb=self._end_requests,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=RETRY,
-            connect_timeout=self.timeout,
-            dont_randomize=True,
-            name=f"fyrehose {self.name}",
-            **self.options,
-        )
         await client.subscribe(subject_of(self.name, "say"), cb=receive)
         await client.subscribe(subject_of(self.name, "members"), cb=receive_request)
         await client.subscribe(f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{self.stream}", cb=self._end_requests)
         if self._writer is not None:
             await client.subscribe(self._here(self._writer), cb=_ignore)
-        self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._replied)
-        self._client, self._stream = client, client.jetstream(timeout=self.timeout)
-        self._answered = asyncio.get_running_loop().time()
+        inbox: str = client.new_inbox()
+        await client.subscribe(f"{inbox}.*", cb=self._replied)
+        return inbox
 
     async def _end_requests(self, elected: Any = None) -> None:
         """End the requests that wait, so that they are sent again.
@@ -221,10 +239,12 @@ class JetStreamLog:
             await self._failed(error)
             self._client, self._answered = old, asyncio.get_running_loop().time()
             return
+        except asyncio.CancelledError:
+            self._client = old  # which close() ends
+            raise
         finally:
             self._leaving = None
-        with suppress(Exception):  # this connection is not needed any more, and a frozen server may prevent its end
-            await asyncio.wait_for(old.close(), CLOSE)
+        self._left = asyncio.ensure_future(_end(old))
 
     async def _open_stream(self) -> list[str]:
         from nats.js.errors import NotFoundError
@@ -350,6 +370,8 @@ class JetStreamLog:
     async def _close(self) -> None:
         if self._leaving is not None:
             self._leaving.cancel()
+        if ending := list(filter(None, (self._leaving, self._left))):
+            await asyncio.wait(ending, timeout=LAST_WORDS)
         if self._client is not None:
             with suppress(Exception):  # the last messages are optional, and a frozen server does not take them
                 await self._client.flush(timeout=LAST_WORDS)
@@ -358,6 +380,7 @@ class JetStreamLog:
 
     def _stop(self, _: object) -> None:
         loop, thread, self._loop, self._client = self._loop, self._thread, None, None
+        self._leaving = self._left = None
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
@@ -408,6 +431,12 @@ class JetStreamLog:
         else:
             asyncio.run_coroutine_threadsafe(run(), self._loop)
         return done
+
+
+async def _end(client: Any) -> None:
+    """Close a connection that is not needed any more; a frozen NATS server may prevent that."""
+    with suppress(Exception):
+        await asyncio.wait_for(client.close(), CLOSE)
 
 
 async def _ignore(message: Any) -> None:

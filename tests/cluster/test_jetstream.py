@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from math import inf
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
 import pytest
 from nats.js.errors import APIError
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThread
 
 from benchmarks.nats_servers import NatsNodes, program
 from fyrehose.cluster.entries import MAX_DATA, EntryKind, EntryWriter, LogEntry
@@ -22,6 +25,8 @@ from fyrehose.cluster.jetstream import JetStreamLog, judge, refusal
 from fyrehose.cluster.shared_log import EntryRange, Refused, Unavailable
 from fyrehose.cluster.stream import subject_of
 from fyrehose.errors import ConfigError
+from fyrehose.observe.meters import NatsStatus
+from tests.doubles.jetstream import Nats, nats_servers
 from tests.doubles.patience import patiently
 
 live = [
@@ -151,61 +156,6 @@ class TestWithRealServers:
 
         return run(test)
 
-    def test_messages_and_requests_of_operators_reach_the_servers(self, run: Run, nodes: NatsNodes) -> Any:
-        async def test(log: JetStreamLog) -> None:
-            heard, asked = list[bytes](), list[bytes]()
-            other = JetStreamLog(reactor, nodes.urls, log.name)
-            await patiently(lambda: other.open(heard.append, None, asked.append))
-            try:
-                while not (heard and asked):
-                    log.say(b"here I am")
-                    log._ask(log._client.publish(subject_of(log.name, "members"), b"add a server"), answers=False)
-                    await deferLater(reactor, 0.05)
-            finally:
-                await other.close()
-            assert {*heard} == {b"here I am"}
-            assert {*asked} == {b"add a server"}
-
-        return run(test)
-
-    def test_the_only_server_is_tried_again_after_it_has_refused_the_connection(
-        self, run: Run, nodes: NatsNodes
-    ) -> Any:
-        """The NATS client gives up for good, for example if a new server does not know the password yet."""
-
-        async def test(log: JetStreamLog) -> None:
-            alone = JetStreamLog(reactor, nodes.urls[:1], log.name)
-            await patiently(lambda: alone.open(lambda message: None))
-            try:
-                closed: Deferred[None] = Deferred()
-                asyncio.run_coroutine_threadsafe(alone._client.close(), alone._loop).add_done_callback(
-                    lambda _: reactor.callFromThread(closed.callback, None)
-                )
-                await closed
-                assert await patiently(lambda: alone.append(takeover(), 0)) == 1
-            finally:
-                await alone.close()
-
-        return run(test)
-
-    def test_a_request_ends_with_the_connection_that_it_was_sent_on(self, run: Run, nodes: NatsNodes) -> Any:
-        async def test(log: JetStreamLog) -> None:
-            waits = JetStreamLog(reactor, nodes.urls, log.name, timeout=200.0)
-            await patiently(lambda: waits.open(lambda message: None))
-            node = nodes.ports.index(int(waits.connected_to.rpartition(":")[2]))
-            try:
-                nodes.freeze(node)
-                appended = waits.append(takeover(), 0)
-                nodes.kill(node)
-                with pytest.raises(Unavailable):
-                    await appended
-                assert await patiently(lambda: waits.append(takeover(), 0)) == 1
-            finally:
-                nodes.start(node)
-                await waits.close()
-
-        return run(test)
-
     @pytest.mark.slow
     def test_a_request_ends_when_another_nats_server_leads_the_stream(self, run: Run, nodes: NatsNodes) -> Any:
         async def ended(log: JetStreamLog, position: int) -> bool:
@@ -262,24 +212,6 @@ class TestWithRealServers:
 
         return run(test)
 
-    def test_a_stream_that_deletes_messages_is_refused(self, run: Run) -> Any:
-        async def test(log: JetStreamLog) -> None:
-            import nats
-
-            async def spoil() -> None:
-                client = await nats.connect(list(log.servers))
-                stream = client.jetstream()
-                config = (await stream.stream_info(log.stream)).config
-                config.max_age = 3600.0
-                await stream.update_stream(config)
-                await client.close()
-
-            await deferToThread(asyncio.run, spoil())
-            with pytest.raises(ConfigError, match="deletes messages by itself"):
-                await patiently(log.open, lambda message: None)
-
-        return run(test)
-
 
 def heard(spy: socket.socket, line: bytes) -> bool:
     """Receive from a NATS server until it has sent *line*; return False if it ends the connection before."""
@@ -328,6 +260,250 @@ def test_a_stream_leader_that_hears_no_other_server_is_asked_to_hand_over_and_le
             routes.stop()
 
     return Deferred.fromCoroutine(whole())
+
+
+#: What the leader of a stream says of the other NATS servers: it hears them, it hears none, and it does not lead.
+HEARS, CUT, LEADERLESS = (
+    {"leader": leader, "replicas": [{"name": "n2", "current": True, "active": active}]}
+    for leader, active in (("n1", 0), ("n1", 9_000_000_000), ("", 0))
+)
+
+
+@attrs.define(eq=False)
+class Conversation:
+    """A shared log on NATS servers in memory that lose requests and answers, refuse, end connections and lead no more.
+
+    :ivar known: the numbers that the entries with these positions and expected numbers have
+    :ivar heard, asked: what the functions of the last opening were called with, and must have been called with
+    :ivar secret: the password, which can be read; None: it cannot
+    """
+
+    nats: Nats
+    dice: Random
+    log: JetStreamLog = attrs.field(init=False)
+    known: dict[tuple[int, int], int] = attrs.field(factory=dict)
+    position: int = 0
+    heard: tuple[list[bytes], list[bytes]] = attrs.field(factory=lambda: ([], []))
+    asked: tuple[list[bytes], list[bytes]] = attrs.field(factory=lambda: ([], []))
+    secret: str | None = "secret"
+    branches: Counter[str] = attrs.field(factory=Counter)
+
+    def __attrs_post_init__(self) -> None:
+        options = {"user": "a", "password": self.password}
+        self.log = JetStreamLog(reactor, self.nats.urls, self.nats.name, 2, 90 << 20, timeout=60.0, options=options)
+
+    def password(self) -> str:
+        if self.secret is None:
+            self.branches["password cannot be read"] += 1
+            raise ConfigError("the password cannot be read")
+        return self.secret
+
+    async def until(
+        self, done: Callable[[], object], what: str, ask: Callable[[], Deferred[Any]] = lambda: succeed(None)
+    ) -> None:
+        deadline = reactor.seconds() + 20  # type: ignore[attr-defined]
+        while not done():
+            assert reactor.seconds() < deadline, f"{what}, and has not"  # type: ignore[attr-defined]
+            with suppress(Unavailable):
+                await ask()
+            await deferLater(reactor, 0.002)
+
+    async def fails(self, asked: Deferred[Any], why: str) -> None:
+        with pytest.raises(Unavailable, match=why):
+            await asked
+
+    async def open(self) -> None:
+        """Open the log anew, as a server does that has filled its journal; or begin with another connection.
+
+        Sometimes close it while it connects to a NATS server that does not answer, after it has left another one.
+        """
+        leaving = len(self.nats.urls) > 1 and self.dice.random() < 0.4
+        if leaving:
+            await self.until(lambda: len(self.nats.connections) == 1, "the connection before was to end")
+            for server in self.nats.servers:
+                server.frozen = not server.connections
+            self.nats.cluster = CUT
+            await self.fails(self.log.extent(), "has heard no majority")
+            await self.until(
+                lambda: any(server.unanswered for server in self.nats.servers), "the server was to be left"
+            )
+            self.nats.cluster = None
+            self.branches["closed while leaving"] += 1
+        if leaving or self.dice.random() < 0.5:
+            await self.log.close()
+            await self.fails(self.log.extent(), "the connection to NATS is closed")
+            await self.until(lambda: not self.nats.connections, "all connections were to end")
+        for server in self.nats.servers:
+            server.frozen, server.unanswered = False, 0
+        self.heard, self.asked = ([], []), ([], [])
+        assert self.nats.config is not None
+        if self.dice.random() < 0.3:
+            self.nats.config["max_age"] = 10**12
+            with pytest.raises(ConfigError, match="it deletes messages by itself"):
+                await self.log.open(self.heard[0].append, A, self.asked[0].append)
+            self.nats.config["max_age"] = 0
+            self.branches["deletes entries"] += 1
+        assert await self.log.open(self.heard[0].append, A, self.asked[0].append) == []
+
+    async def append(self) -> None:
+        """Append an entry; sometimes again, sometimes with another number than the next."""
+        nats, expect = self.nats, self.nats.last + self.dice.choice([0, 0, 0, 0, -1, 1])
+        self.position += 1
+        position, expect = self.dice.choice([(self.position, expect), *self.known])
+        entry = data(position, b"x" * self.dice.choice([1, 40_000]))
+        expected = self.known.get((position, expect), nats.last + 1 if expect == nats.last else None)
+        nats.dumb, self.log.timeout = (True, 0.001) if self.dice.random() < 0.1 else (False, 60.0)
+        if nats.dumb:
+            came = len(nats.requests)
+            await self.fails(self.log.append(entry, expect), "NATS does not answer: .*imeout")
+            await self.until(lambda: len(nats.requests) > came, "the append was to arrive")
+            nats.dumb, self.log.timeout = False, 60.0
+            self.branches["answer lost"] += expected is not None
+        if expected is None:
+            with pytest.raises(Refused) as refused:
+                await self.log.append(entry, expect)
+            assert refused.value.last == nats.last
+        else:
+            self.branches["repeated"] += (position, expect) in self.known
+            assert await self.log.append(entry, expect) == expected
+            self.known[position, expect] = expected
+
+    async def extent(self) -> None:
+        nats, nodes = self.nats, ()
+        nats.cluster = self.dice.choice([None, HEARS, LEADERLESS])
+        if nats.cluster is LEADERLESS:
+            await self.fails(self.log.extent(), "the stream FYREHOSE_x has no leader at present")
+        elif nats.cluster:
+            both = (("n1", True), ("n2", False))
+            nodes = tuple(
+                NatsStatus(name=name, leads=leads, current=True, offline=False, lag=0) for name, leads in both
+            )
+        if nats.cluster is not LEADERLESS:
+            expected = EntryRange(nats.first or 1, nats.last, nats.size, 90 << 20, nodes, 2)
+            assert attrs.asdict(await self.log.extent()) == attrs.asdict(expected)
+        nats.cluster = None
+
+    async def read(self) -> None:
+        nats, most = self.nats, self.dice.choice([1, 2, 10])
+        number = self.dice.randint(1, nats.last + 2)
+        numbers = [*itertools.takewhile(nats.entries.__contains__, range(number, number + most))]
+        nats.old, nats.sent = self.dice.random() < 0.2, self.dice.choice([inf, inf, 0, 1])
+        if nats.old:
+            numbers = numbers[:1]
+        elif nats.sent < len(numbers) + 1 and not (nats.sent and most == 1):
+            self.log.timeout, numbers = 0.05, numbers[: int(nats.sent)]
+        if not nats.sent:
+            self.log.timeout = 0.001
+            await self.fails(self.log.read(number, most), "NATS does not answer: TimeoutError")
+        elif self.log.timeout == 60.0 or numbers == []:
+            self.log.timeout = 60.0
+            found = await self.log.read(number, most)
+            assert found == [(each, LogEntry.unpack(nats.entries[each])) for each in numbers]
+        self.log.timeout, nats.old, nats.sent = 60.0, False, inf
+
+    async def purge(self) -> None:
+        number = self.dice.randint(1, self.nats.last + 1)
+        await self.log.purge(number)
+        assert all(each >= number for each in self.nats.entries), f"the log begins at {self.nats.first}, not {number}"
+
+    async def talk(self) -> None:
+        """Send messages, of which those of the servers, and those of operators, reach the functions of this opening."""
+        await self.log.extent()  # without a connection, messages are lost
+        said = b"%d" % len(self.heard[1])
+        self.heard[1].append(said)
+        self.log.say(said)
+        assert not await self.log.is_here(EntryWriter("a", 2)), "another process of that server is not here"
+        self.asked[1].append(b"request " + said)
+        self.nats.publish(subject_of("x", "members"), b"request " + said)
+        await self.until(lambda: len(self.asked[0]) >= len(self.asked[1]), "the request of an operator was to arrive")
+
+    async def end(self) -> None:
+        """End the requests under way: with the connection, or as another NATS server leads the stream."""
+        await self.log.extent()
+        elected, came = self.dice.random() < 0.5, len(self.nats.requests)
+        self.nats.deaf = True
+        under_way = [self.log.extent(), self.log.purge(1)]
+        await self.until(lambda: len(self.nats.requests) == came + 2, "both requests were to arrive")
+        self.nats.deaf = False
+        if elected:
+            self.nats.publish("$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.FYREHOSE_x", b"{}")
+        else:
+            for server in self.nats.servers:
+                server.leave()
+        for each in under_way:
+            await self.fails(each, "the connection to NATS has ended, or another NATS server leads the stream")
+        self.branches["another leads" if elected else "connection ended"] += 1
+
+    async def refuse(self) -> None:
+        self.nats.error = {"code": 503, "err_code": 10077, "description": "maximum bytes exceeded"}
+        request, why = self.dice.choice(
+            [
+                (
+                    lambda: self.log.append(data(0), self.nats.last),
+                    r"NATS refuses: maximum bytes exceeded \(code 10077",
+                ),
+                (self.log.extent, r"NATS refuses: maximum bytes exceeded \(code 10077\)"),
+                (lambda: self.log.read(1, 1), "cannot read the shared log: status 503 maximum bytes exceeded"),
+            ]
+        )
+        await self.fails(request(), why)
+        self.nats.error = None
+
+    async def cut_off(self) -> None:
+        """Let the leader of the stream hear no other server: it is left, if there is another one to connect to."""
+        await self.log.extent()
+        before, alone = self.log.connected_to, len(self.nats.urls) == 1
+        self.secret = self.dice.choice(["secret", None])
+        self.nats.cluster, self.nats.requests = CUT, []
+        tried = self.branches["password cannot be read"]
+        await self.fails(self.log.extent(), "the stream's leader, n1, has heard no majority for 9.0 s")
+        asked = "$JS.API.STREAM.LEADER.STEPDOWN.FYREHOSE_x"
+        await self.until(lambda: asked in self.nats.requests, "the leader was to be asked to step down")
+        self.nats.cluster = None
+        if alone:
+            for connection in self.nats.connections:
+                connection.refuse()
+            await self.until(lambda: not self.nats.connections, "the client was to give up")
+            self.secret = "secret"
+            await self.until(lambda: self.nats.connections, "the only server was to be tried again", self.log.extent)
+        elif self.secret is None:
+            await self.until(lambda: self.branches["password cannot be read"] > tried, "a connection was to be tried")
+            await self.until(lambda: self.log.connected_to, "the connection before was to be kept")
+            self.secret = "secret"
+            assert self.log.connected_to == before
+        else:
+            await self.until(lambda: self.log.connected_to not in ("", before), "another server was to be connected")
+        await self.until(lambda: self.log.connected_to, "a server was to be connected")
+
+    async def check(self) -> None:
+        if self.heard[1]:
+            await self.until(lambda: len(self.heard[0]) >= len(self.heard[1]), "a message was to arrive")
+        assert self.heard[0] == self.heard[1]
+        assert self.asked[0] == self.asked[1]
+
+    async def run(self, steps: int) -> None:
+        await self.log.open(self.heard[0].append, A, self.asked[0].append)
+        often = [self.append] * 6 + [self.extent, self.read, self.read, self.talk] * 2
+        seldom = [self.open, self.purge, self.end, self.refuse, self.cut_off]
+        for _ in range(steps):
+            step = self.dice.choice(often + seldom)
+            self.branches[step.__name__] += 1
+            await step()
+            await self.check()
+
+
+def test_a_log_on_nats_servers_that_fail_has_what_they_have_accepted() -> Any:
+    async def test() -> None:
+        branches: Counter[str] = Counter()
+        for seed in range(2):
+            with nats_servers("x", 1 + seed) as nats:
+                conversation = Conversation(nats, Random(seed))
+                await conversation.run(100)
+                await conversation.log.close()
+                branches += conversation.branches
+        assert len(branches) == 16, f"a branch never ran: {branches}"
+
+    return Deferred.fromCoroutine(test())
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> Any:
