@@ -68,6 +68,8 @@ def test_gaps_of_random_damage_are_the_numbers_that_it_took(written: Opener, see
         inside = [each for each in batches if segment.base <= each[0] < segment.end]
         if number == 0 and segment.base:
             segment.path.unlink()
+            if dice.random() < 0.5:
+                scan.index_path_of(journal.directory, segments[segments.index(segment) - 1].base).unlink()
             kinds["missing"] |= set[tuple[str, int]]().union(*(records for _, records in inside))
         elif number:
             damaged = sorted(dice.sample(inside[1:], 2))
@@ -130,21 +132,6 @@ def test_error_of_damage_names_five_ranges_and_counts_the_others(written: Opener
     assert f"{path} is damaged at byte {position} (position {position}): no sense; lost are {ranges}{more}; put" in said
     said = str(describe(journal.place, 0, end, end, fmt.Damage("no sense")))
     assert f"(position {end}): no sense; the lost numbers are unknown; put the file back" in said
-
-
-def test_missing_segment_is_a_gap(written: Opener) -> None:
-    journal = written()
-    fill(journal, 200)
-    one, two = journal.place.view().segments[1:3]
-    before, after = starting_ends(journal.place, one), starting_ends(journal.place, two)
-    scan.path_of(journal.directory, one.base).unlink()
-    found = list(survey(journal.place, one, two))
-    numbers = {(s, before[s] + 1, after[s], "missing") for s in ("s", "t")}
-    assert {(x.stream, x.first_seq, x.last_seq, x.kind) for x in found} == numbers
-    scan.index_path_of(journal.directory, 0).unlink()
-    assert list(survey(journal.place, one, two)) == found, "the same without an index"
-    assert [x for part in with_holes(journal.place.view()) for x in survey(journal.place, *part)] == found
-    assert [x.stream for x in survey(journal.place, one, None)] == [None]
 
 
 def test_range_in_quarantine_is_declared_lost(written: Opener) -> None:

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -175,45 +174,6 @@ def deleted(journal: Any, count: int) -> None:
 
 def seqs(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     return [row.as_py() for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch[0]]
-
-
-@pytest.mark.parametrize("seed", range(9))
-def test_micro_batches_have_each_record_once_whatever_retention_and_restarts_do(written: Opener, seed: int) -> None:
-    journal, dice, found, gone = written("one", segment_size=4096), Random(seed), list[int](), set[int]()
-    limit = ({}, {"maxRowsPerBatch": "7"}, {"maxBytesPerBatch": "1k"})[seed % 3]
-    options = {"gaps": "skip", "subscription": "etl", **limit}
-    reader = reader_of(journal.directory, **options)
-    at = reader.initialOffset()
-
-    def retention() -> None:
-        before = {row["seq"] for row in journal.read(columns=("seq",))}
-        deleted(journal, dice.randint(0, len(journal.segments) - 1))
-        gone.update(before - {row["seq"] for row in journal.read(columns=("seq",))} - set(found))
-
-    for turn in range(80):
-        append(journal, dice.randint(0, 9) if turn < 50 else 0)
-        if dice.random() < 0.2:
-            reader = reader_of(journal.directory, **options)
-        if dice.random() < 0.2:
-            retention()
-        if dice.random() < 0.5:
-            end = reader.latestOffset(at, reader.getDefaultReadLimit())
-            assert end["chain"] is not None or end["position"] == journal.segments[0].base
-            if dice.random() < 0.2:
-                retention()
-            rows = seqs(reader, at, end)
-            assert rows == seqs(reader_of(journal.directory, **options), at, end), "a restarted query has other rows"
-            assert len(rows) <= {"7": 7, "1k": 20}.get("".join(limit.values()), 1_000)
-            found += rows
-            reader.commit(end)
-            (subscription,) = registered(journal.directory)
-            assert subscription.position == end["position"]
-            at = end
-    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
-        found += seqs(reader, at, end)
-        at = end
-    assert found == [number for number in range(1, journal.next["s"]) if number not in gone]
-    assert reader.reportLatestOffset()["position"] == at["position"]
 
 
 def test_retention_that_deletes_what_a_stream_has_not_read_is_an_error_or_logged(

@@ -69,19 +69,20 @@ class Publisher:
             self.waiting.pop(0).callback(None)
 
 
-class Messages:
-    """A source that hands out its messages in pairs, and counts how far it was read."""
+class Fed:
+    """A source of *messages*, and of batches that the test adds; None is its end, an error that it cannot be read."""
 
     total = None
 
-    def __init__(self, *messages: bytes) -> None:
-        self.messages = messages
-        self.read = 0
+    def __init__(self, *messages: bytes, ended: bool = False) -> None:
+        self.added: DeferredQueue[list[bytes] | Exception | None] = DeferredQueue()
+        for batch in ([*messages], *([None] if ended else [])):
+            self.added.put(batch)
 
     async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
-        for n in range(0, len(self.messages), 2):
-            batch = list(self.messages[n : n + 2])
-            self.read += len(batch)
+        while (batch := await self.added.get()) is not None:
+            if isinstance(batch, Exception):
+                raise batch
             yield sum(map(len, batch)), batch
 
 
@@ -109,34 +110,6 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def connected(publisher: Publisher) -> Publisher:
     publisher.connecting.callback(None)
     return publisher
-
-
-def test_publish_succeeds_when_every_message_is_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
-    publisher = connected(Publisher())
-    run = Run(publisher, Messages(b"a", b"bc", b"d"))
-    for _ in range(3):
-        assert not run.outcome
-        run.clock.advance(1)
-        publisher.acknowledge()
-    assert run.outcome == [0]
-    assert publisher.published == [b"a", b"bc", b"d"]
-    assert publisher.closed
-    assert capsys.readouterr().err == "fyrehose: 3 messages (4 bytes) published and acknowledged in 3.0 s, 1/s\n"
-
-
-class Fed:
-    """A source whose batches the test adds; None is its end, and an error that it cannot be read."""
-
-    total = None
-
-    def __init__(self) -> None:
-        self.added: DeferredQueue[list[bytes] | Exception | None] = DeferredQueue()
-
-    async def batches(self, call: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
-        while (batch := await self.added.get()) is not None:
-            if isinstance(batch, Exception):
-                raise batch
-            yield sum(map(len, batch)), batch
 
 
 @attrs.define
@@ -205,8 +178,7 @@ def test_random_schedules_of_input_answers_and_silence_end_as_in_a_model(capsys:
     dice, happened = Random(1), Counter[str]()
     for number in range(300):
         model = Model(dice.randint(1, 4), dice.randint(4, 6))
-        publisher, source = connected(Publisher(model.window)), Fed()
-        source.added.put([b"first"])
+        publisher, source = connected(Publisher(model.window)), Fed(b"first")
         run = Run(publisher, source, model.timeout)
         model.unread.append([b"first"])
         model.work()
@@ -249,7 +221,7 @@ def test_random_schedules_of_input_answers_and_silence_end_as_in_a_model(capsys:
 
 def test_unreachable_server_is_an_error() -> None:
     publisher = Publisher()
-    run = Run(publisher, Messages(b"a"))
+    run = Run(publisher, Fed(b"a"))
     publisher.connecting.errback(ConnectionRefusedError("Connection refused"))
     assert [str(error) for error in run.outcome] == ["cannot connect to figg at h:1: Connection refused"]
     assert publisher.closed
@@ -257,7 +229,7 @@ def test_unreachable_server_is_an_error() -> None:
 
 def test_silent_server_is_an_error_after_the_timeout() -> None:
     publisher = Publisher()
-    run = Run(publisher, Messages(b"a"), timeout=5)
+    run = Run(publisher, Fed(b"a"), timeout=5)
     run.clock.advance(5)
     assert [str(error) for error in run.outcome] == [
         (
@@ -268,7 +240,7 @@ def test_silent_server_is_an_error_after_the_timeout() -> None:
 
 
 def test_empty_input_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Run(connected(Publisher()), Messages()).outcome == [0]
+    assert Run(connected(Publisher()), Fed(ended=True)).outcome == [0]
     assert capsys.readouterr().err == "fyrehose: 0 messages (0 bytes) published and acknowledged in 0.0 s\n"
 
 
@@ -276,7 +248,7 @@ def test_terminal_shows_a_progress_bar() -> None:
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as terminal, redirect_stderr(terminal):
         publisher = connected(Publisher())
-        run = Run(publisher, Messages(b"a", b"b"))
+        run = Run(publisher, Fed(b"a", b"b", ended=True))
         publisher.acknowledge()
         run.clock.advance(0.1)
         publisher.acknowledge()
