@@ -2,66 +2,91 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
 from fyrehose.protocols.backbone.frames import MAX_DATA, Deliver, Push
-from fyrehose.protocols.backbone.gso_batches import Train, serialize_delivers, serialize_pushes, single
+from fyrehose.protocols.backbone.gso_batches import (
+    MOST_BYTES,
+    MOST_SEGMENTS,
+    Train,
+    serialize_delivers,
+    serialize_pushes,
+    single,
+)
 from fyrehose.records import Run
 
-
-def run(first: int, *payloads: bytes) -> Run:
-    return Run.of("s", payloads, source="test").numbered(first, 1)
+SIZES = (0, 1, 1, 1, 1_000, 1_000, MAX_DATA, MAX_DATA + 1)
 
 
-def datagrams(train: Train) -> list[bytes]:
-    data = bytes(train.data)
-    return [data[at : at + train.segment] for at in range(0, len(data), train.segment)]
+def in_trains(datagrams: list[tuple[int, bytes]]) -> list[list[bytes]]:
+    """Return *datagrams*, each with its sequence, as the kernel sends them at once: equal sizes, the last shorter."""
+    trains: list[list[bytes]] = []
+    before = 0
+    for seq, datagram in datagrams:
+        train = trains[-1] if trains else []
+        follows = seq == before + 1 and train and len(train[-1]) == len(train[0]) >= len(datagram)
+        if not follows or len(train) == MOST_SEGMENTS or sum(map(len, train)) + len(datagram) > MOST_BYTES:
+            trains.append([])
+        trains[-1].append(datagram)
+        before = seq
+    return trains
 
 
-def test_consecutive_small_runs_make_one_batch_of_datagrams() -> None:
-    encoded = serialize_delivers((run(1, b"a"), run(2, b"b", b"c"), run(4, b"d")))
-    assert [train.count for train in encoded.trains] == [4]
-    assert datagrams(encoded.trains[0]) == [Deliver(seq=i + 1, data=b"abcd"[i : i + 1]).serialize() for i in range(4)]
-    assert (encoded.count, encoded.left_out) == (4, 0)
+def cut(trains: tuple[Train, ...] | list[Train]) -> list[list[bytes]]:
+    """Return the datagrams of *trains*, after a look at their sizes and at the first part of each."""
+    found = []
+    for train in trains:
+        datagrams = [bytes(train.data)[at : at + train.segment] for at in range(0, len(train.data), train.segment)]
+        assert list(map(bytes, train.datagrams())) == datagrams
+        assert (train.size, train.count) == (sum(map(len, datagrams)), len(datagrams))
+        for count in (0, 1, len(datagrams), len(datagrams) + 1):
+            assert bytes(train.first(count).data) == b"".join(datagrams[:count])
+        found.append(datagrams)
+    return found
 
 
-def test_gap_ends_a_batch_of_datagrams() -> None:
-    encoded = serialize_delivers((run(1, b"a", b"b"), run(9, b"c")))
-    assert [datagrams(train) for train in encoded.trains] == [
-        [Deliver(seq=1, data=b"a").serialize(), Deliver(seq=2, data=b"b").serialize()],
-        [Deliver(seq=9, data=b"c").serialize()],
-    ]
+def test_records_are_sent_in_trains_of_equal_datagrams_and_those_too_large_for_one_are_left_out() -> None:
+    """The runs are parts of runs, with and without gaps between them."""
+    seen: Counter[str] = Counter()
+    for seed in range(200):
+        random, seq, runs, expected, large = Random(seed), 1, list[Run](), list[tuple[int, bytes]](), 0
+        sizes = random.choice((random.choices(SIZES, k=3), (1, 2, MAX_DATA + 1)))
+        for _ in range(random.randint(1, 5)):
+            data = [
+                random.randbytes(random.choice(sizes))
+                for _ in range(random.choice((1, 2, 5, 80 if max(sizes) < MAX_DATA else 3)))
+            ]
+            first, end = random.choice((0, 0, 1)), len(data)
+            run = Run.of("s", data, source="test").numbered(seq, 1).slice(first, end)
+            runs += [run] if len(run) else []
+            fitting = [(seq + at, each) for at, each in enumerate(data) if at >= first and len(each) <= MAX_DATA]
+            expected += [(number, Deliver(seq=number, data=each).serialize()) for number, each in fitting]
+            large += len(run) - len(fitting)
+            seq += len(data) + random.choice((0, 0, 0, 3))
+        encoded = serialize_delivers(tuple(runs))
+        trains = cut(encoded.trains)
+        assert trains == in_trains(expected), f"seed {seed}"
+        assert (encoded.count, encoded.left_out) == (len(expected), large)
+        for run, after in pairwise(runs):
+            seen["large record between runs"] += run.sizes[-1] > MAX_DATA and run.last_seq + 1 == after.first_seq
+        seen["one train of several runs"] += len(runs) > 1 and len(trains) == 1
+        seen["full train"] += any(len(train) == MOST_SEGMENTS for train in trains)
+    assert {name for name, count in seen.items() if count} == {
+        "large record between runs",
+        "one train of several runs",
+        "full train",
+    }
 
 
-def test_oversized_records_are_left_out() -> None:
-    large = bytes(MAX_DATA + 1)
-    encoded = serialize_delivers((run(1, b"a", large, b"c", large), run(5, large), run(6, b"f")))
-    sent = [datagram for train in encoded.trains for datagram in datagrams(train)]
-    assert sent == [Deliver(seq=seq, data=data).serialize() for seq, data in ((1, b"a"), (3, b"c"), (6, b"f"))]
-    assert (encoded.count, encoded.left_out) == (3, 3)
-    assert serialize_delivers((run(1, large),)).trains == ()
+def test_pushes_are_sent_in_order_in_trains_of_equal_datagrams() -> None:
+    for seed in range(100):
+        random = Random(seed)
+        data = [random.randbytes(random.choice((1, 1, 2, 1_000))) for _ in range(random.randrange(200))]
+        expected = [(at, Push(data=each).serialize()) for at, each in enumerate(data)]
+        assert cut(serialize_pushes(data)) == in_trains(expected)
 
 
-def test_largest_record_is_a_batch_of_its_own() -> None:
-    encoded = serialize_delivers((run(1, bytes(MAX_DATA), bytes(MAX_DATA)),))
-    assert [(train.size, train.segment, train.count) for train in encoded.trains] == [(65_507, 65_507, 1)] * 2
-
-
-def test_part_of_a_run_is_encoded_as_delivers() -> None:
-    part = run(1, b"aa", b"bb", b"cc").slice(1, 3)
-    assert (
-        serialize_delivers((part,)).trains[0].data
-        == Deliver(seq=2, data=b"bb").serialize() + Deliver(seq=3, data=b"cc").serialize()
-    )
-
-
-def test_pushes_are_encoded_as_batches_of_datagrams() -> None:
-    trains = serialize_pushes([b"aa", b"bb", b"c", b"dd"])
-    assert [datagrams(train) for train in trains] == [
-        [Push(data=b"aa").serialize(), Push(data=b"bb").serialize(), Push(data=b"c").serialize()],
-        [Push(data=b"dd").serialize()],
-    ]
-    assert serialize_pushes([]) == []
-    assert [train.count for train in serialize_pushes([b"x" * 8] * 130)] == [64, 64, 2]
-
-
-def test_single_datagram_is_a_batch() -> None:
-    assert (single(b"abc").segment, single(b"abc").count, single(b"abc").size) == (3, 1, 3)
+def test_single_datagram_is_a_train() -> None:
+    assert cut([single(b"abc")]) == [[b"abc"]]

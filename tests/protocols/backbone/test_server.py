@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -207,6 +209,24 @@ def test_records_beyond_the_ration_are_sent_after_the_next_keepalives(make_world
     assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == list(range(1, 401))
 
 
+def test_each_of_many_requested_ranges_beyond_the_ration_is_sent_after_the_next_keepalive(make_world: Make) -> None:
+    world = make_world(trusted=())
+    quiet = keep_alive(Flags.NOSUBSCRIBE)
+    for _ in range(160):
+        world.send(Push(data=bytes(2_991)), source=OTHER)
+    for _ in range(2):
+        world.send(quiet)
+        world.run(1)
+    asked = list(range(1, 161, 2))
+    world.send(*(Request(address=CLIENT, first=seq, last=seq) for seq in asked))
+    world.run(0.9)
+    sent = [seq for seq, _ in delivers(world.network.sent_to(CLIENT))]
+    assert 0 < len(sent) < 64, "the ration allows some of the ranges that are read at once"
+    world.send(quiet)
+    world.run(1)
+    assert [seq for seq, _ in delivers(world.network.sent_to(CLIENT))] == asked
+
+
 def test_a_replay_of_a_damaged_journal_is_dropped(make_world: Make) -> None:
     world = make_world()
     ask(world)
@@ -375,42 +395,51 @@ def test_replays_stop_as_soon_as_the_port_is_congested(make_world: Make) -> None
 # Stopping.
 
 
-def test_stop_waits_for_a_pending_delivery(make_world: Make) -> None:
-    world = make_world()
-    world.send(keep_alive())
-    world.server._subscription.pauseProducing()
-    world.send(Push(data=b"x"))
-    stopped = world.stop()
-    assert not stopped.called
-    world.server._subscription.resumeProducing()
-    world.clock.advance(0)
-    assert stopped.called
-    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"x")]
+def left_to_do(world: Any, accepted: list[bytes], listens: bool) -> list[str]:
+    """Return what a stop has to wait for."""
+    undelivered = listens and len(delivers(world.network.sent_to(CLIENT))) < len(accepted)
+    return [
+        *(["commits"] if world.payloads() != accepted else []),
+        *(["DELIVERs"] if undelivered and (world.port.queue or world.server.subscribers) else []),
+    ]
 
 
-def test_stop_waits_for_accepted_pushes(make_world: Make) -> None:
-    world = make_world(auto=False)
-    world.send(keep_alive())
-    world.send(Push(data=b"one"))
-    stopped = world.stop()
-    assert not stopped.called
-    world.send(Push(data=b"too late"))
-    world.journal.commit()
-    assert stopped.called
-    assert world.payloads() == [b"one"]
-    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
-    assert world.network.ports == {}
-    world.clock.advance(0)
-    assert world.clock.getDelayedCalls() == []
+def test_stop_ends_as_soon_as_all_that_was_accepted_is_durable_delivered_and_sent(make_world: Make) -> None:
+    """It ends after 10 s at the latest, and when the port is closed; a PUSH that arrives during it is dropped."""
+    seen: Counter[str] = Counter()
+    for seed in range(120):
+        random = Random(seed)
+        world, accepted, step = make_world(auto=False), list[bytes](), "stop"
+        port, listens = world.port, random.random() < 0.7
+        if listens:
+            world.send(keep_alive())
 
-
-def test_stop_publishes_the_pushes_of_a_turn_that_has_not_ended(make_world: Make) -> None:
-    world = make_world()
-    world.send(keep_alive())
-    world.server.datagramReceived(Push(data=b"one").serialize(), OTHER)
-    assert world.stop().called
-    assert delivers(world.network.sent_to(CLIENT)) == [(1, b"one")]
-    assert world.clock.getDelayedCalls() == []
+        for at in range(random.randint(1, 4)):
+            accepted.append(b"%d" % at)
+            world.send(Push(data=accepted[-1]))
+            if random.random() < 0.4:
+                port.full = listens and random.random() < 0.5
+                world.journal.commit()
+                world.clock.advance(0)
+        if random.random() < 0.3:
+            accepted.append(b"of a turn that has not ended")
+            world.server.datagramReceived(Push(data=accepted[-1]).serialize(), OTHER)
+        stopped, began = world.stop(), world.clock.seconds()
+        world.send(Push(data=b"too late"))
+        while not stopped.called:
+            assert left_to_do(world, accepted, listens), f"seed {seed}: nothing is left to do, and the stop waits"
+            assert world.clock.seconds() - began < 10.0, "the stop lasts too long"
+            step = random.choice(("commit", "relieve", "time", "close" if seed % 10 == 0 else "time"))
+            {"commit": world.journal.commit, "close": port.stopListening, "time": list}.get(step, port.relieve)()
+            world.clock.advance(0.5 if step == "time" else 0)
+            seen[f"ended by {step}"] += stopped.called
+        if step != "close" and world.clock.seconds() - began < 10.0:
+            assert left_to_do(world, accepted, listens) == [], f"seed {seed}: the stop ends too early"
+        world.journal.commit()
+        world.clock.advance(0)
+        assert world.clock.getDelayedCalls() == []
+        assert b"too late" not in world.payloads()
+    assert seen.keys() >= {f"ended by {step}" for step in ("commit", "relieve", "time", "close")}, seen
 
 
 def test_server_serves_again_after_its_port_was_closed(make_world: Make) -> None:
@@ -422,35 +451,6 @@ def test_server_serves_again_after_its_port_was_closed(make_world: Make) -> None
     world.send(keep_alive())
     world.send(Push(data=b"two"))
     assert delivers(world.network.sent_to(CLIENT)) == [(2, b"two")]
-
-
-def test_closing_the_port_completes_a_waiting_stop(make_world: Make) -> None:
-    world = make_world(auto=False)
-    world.send(Push(data=b"one"))
-    drained = world.server.drain()
-    world.port.stopListening()
-    assert drained.called
-    assert world.clock.getDelayedCalls() == []
-    world.journal.commit()
-    assert world.payloads() == [b"one"]
-
-
-def test_stop_waits_for_a_congested_port_until_the_timeout(make_world: Make) -> None:
-    for relieved in (True, False):
-        world = make_world()
-        world.send(keep_alive())
-        world.port.full = True
-        world.send(Push(data=b"one"))
-        stopped = world.stop()
-        world.clock.advance(9.9)
-        assert not stopped.called
-        if relieved:
-            world.port.relieve()
-        else:
-            world.clock.advance(0.1)
-        assert stopped.called
-        world.clock.advance(0)
-        assert world.clock.getDelayedCalls() == []
 
 
 def test_stop_is_immediate_when_idle_and_drops_replays(make_world: Make) -> None:

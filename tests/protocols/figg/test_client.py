@@ -37,6 +37,7 @@ from fyrehose.protocols.figg.frames import (
 from fyrehose.protocols.figg.session import FiggServerSession
 from fyrehose.records import Run
 from fyrehose.testing import Transport
+from tests.doubles.awkward import SURROGATES, TOO_LONG
 from tests.doubles.steps import advance_until
 
 
@@ -456,7 +457,7 @@ def test_two_unanswered_pings_abort_the_connection() -> None:
     assert bench.transport.aborted
 
 
-@pytest.mark.parametrize("topic", ["", "x" * 256, "\ud800"])
+@pytest.mark.parametrize("topic", ["", *TOO_LONG, *SURROGATES])
 def test_invalid_topics_and_messages_are_refused_immediately(topic: str) -> None:
     bench = connected(window_bytes=1 << 30)
     with pytest.raises(LocalProtocolError, match="invalid topic"):

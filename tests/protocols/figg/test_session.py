@@ -8,6 +8,8 @@ from struct import pack, unpack
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fyrehose.errors import Broken, RemoteProtocolError
 from fyrehose.protocols.figg.frames import (
@@ -235,10 +237,12 @@ def test_one_turn_has_a_limited_number_of_events_and_a_run_counts_for_each_of_it
     assert (len(session.next_events()), session.more) == (2, False)
 
 
-def test_ack_of_a_lower_number_does_not_cover_a_higher_one() -> None:
+@given(st.lists(st.integers(1, 5) | st.integers(0, (1 << 64) - 1), min_size=1, max_size=6))
+def test_each_rise_of_the_numbers_is_one_ack_because_an_ack_covers_no_higher_number(numbers: list[int]) -> None:
     session = FiggServerSession()
-    session.send_acks((7, 9, 9, 2, 3))
-    assert session.data_to_send() == [Ack(number=9).serialize(), Ack(number=3).serialize()]
+    session.send_acks(numbers)
+    ends = [number for number, after in zip(numbers, [*numbers[1:], -1], strict=True) if after < number]
+    assert b"".join(session.data_to_send()) == b"".join(Ack(number=number).serialize() for number in ends)
     assert session.data_to_send() == []
 
 
