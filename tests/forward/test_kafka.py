@@ -76,20 +76,6 @@ def test_invalid_option_of_librdkafka_is_an_error() -> None:
         kafka.sender(table(options={"no.such": "1"}), Around(reactor, [], lambda: ""))
 
 
-class Broken:
-    """A producer that has failed for good, or not."""
-
-    def __init__(self, fatal: bool) -> None:
-        self.fatal = fatal
-
-    def produce(self, topic: str, value: bytes, on_delivery: Any, **values: Any) -> None:
-        error = KafkaError(KafkaError._FATAL, "out of order", fatal=True) if self.fatal else None
-        on_delivery(error, None)
-
-    def flush(self, seconds: float) -> int:
-        return 0
-
-
 class Odd:
     """A producer with a fate for each record, which is its payload."""
 
@@ -103,10 +89,11 @@ class Odd:
         fate, _, code = value.decode().partition(" ")
         if fate == "full":
             raise BufferError
+        error = KafkaError(int(code), "why", code == FATAL) if code else None
         if fate == "raised":
-            raise KafkaException(KafkaError(int(code)))
+            raise KafkaException(error)
         if fate != "silent":
-            self.reports.append((on_delivery, KafkaError(int(code)) if code else None))
+            self.reports.append((on_delivery, error))
 
     def flush(self, seconds: float) -> int:
         """Report in another order than that of the records, as brokers do."""
@@ -116,9 +103,10 @@ class Odd:
         return 0
 
 
+FATAL = str(KafkaError._FATAL)  # the producer has failed for good
 FATES = (
     *("stored", "silent", "full"),
-    *(f"{how} {code}" for how in ("told", "raised") for code in (*Odd.FINAL, *Odd.LATER)),
+    *(f"{how} {code}" for how in ("told", "raised") for code in (*Odd.FINAL, *Odd.LATER, FATAL)),
 )
 
 
@@ -130,20 +118,20 @@ async def test_each_record_is_stored_refused_or_sent_again_whatever_becomes_of_t
     end = fates.index("full") if "full" in fates else len(fates)
     refused = [at for at, fate in enumerate(fates[:end]) if any(fate.endswith(f" {code}") for code in Odd.FINAL)]
     again = [at for at, fate in enumerate(fates) if at >= end or (fate != "stored" and at not in refused)]
-    sender = KafkaSender(table(), Around(reactor, [], lambda: ""), Odd)
+    made: list[Odd] = []
+
+    def make() -> Odd:
+        made.append(Odd())
+        return made[-1]
+
+    sender = KafkaSender(table(), Around(reactor, [], lambda: ""), make)
     outcome = await sender.send([run_of(*(fate.encode() for fate in fates))])
     assert [run.first_seq - 7 for run in outcome.again] == again
     assert [run.first_seq - 7 for run, _ in outcome.refused] == refused
     assert bool(outcome.reason) is bool(again)
-
-
-@pytest_twisted.ensureDeferred
-async def test_producer_that_failed_for_good_is_replaced() -> None:
-    producers = [Broken(fatal=True), Broken(fatal=False)]
-    sender = KafkaSender(table(), Around(reactor, [], lambda: ""), lambda: producers.pop(0))
-    outcome = await sender.send([run_of(b"one")])
-    assert "out of order" in outcome.reason
-    assert await sender.send(outcome.again) == DONE
+    failed = any(fate.endswith(f" {FATAL}") for fate in fates[:end])
+    assert len(made) == 1 + failed, "a producer that has failed for good is replaced, and no other"
+    assert await sender.send([run_of(b"stored")]) == DONE
 
 
 def test_missing_package_is_named() -> None:

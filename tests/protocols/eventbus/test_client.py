@@ -60,7 +60,8 @@ class Port:
         return made
 
     def accept(self) -> None:
-        """Accept the latest attempt, and complete the handshake."""
+        """Accept the latest attempt, and complete the handshake; a connection that it replaces ends only then."""
+        old = self.protocol if self.transport is not None else None
         factory, made = self.attempts.pop()
         self.attempts.clear()
         mechanism: Mechanism = self.mechanism()
@@ -73,6 +74,8 @@ class Port:
         self.protocol.makeConnection(self.transport)
         made.callback(self.protocol)
         self.carry()
+        if old is not None:
+            old.connectionLost(Failure(ConnectionDone()))
 
     def refuse(self) -> None:
         _, made = self.attempts.pop(0)
@@ -90,7 +93,7 @@ class Port:
                     self.sent.append(each.request.serialize())
                 elif isinstance(each, PubsReceived):
                     self.sent += [[(run.topic or "").encode(), bytes(p)] for run in each.runs for p in run.payloads()]
-            reply = b"".join(self.session.data_to_send())
+            reply = b"".join(self.session.data_to_send()) if self.transport.reads else b""
             if not wire and not reply:
                 return
             if reply and not self.transport.disconnecting:
@@ -421,6 +424,19 @@ def test_pause_stops_reading_and_resume_requests_missed_events(make_bus: Any) ->
     bus.client.resume()
     assert bus.publisher.transport.reads
     assert len(bus.snapshot.attempts) == 1, "a new connection, so that queued messages of the old one are dropped"
+
+
+def test_client_that_is_paused_while_it_needs_a_new_connection_reads_nothing_from_it(make_bus: Any) -> None:
+    bus = make_bus(after=0)
+    bus.begin()
+    bus.client.on_events = lambda events: bus.client.pause()
+    bus.publisher.get(broadcast(1), broadcast(1))  # a number that does not rise: the server has another journal
+    bus.snapshot.accept()
+    bus.wait(30)
+    assert bus.snapshot.sent == [], "the handshake was read while paused"
+    bus.client.resume()
+    bus.snapshot.accept()
+    assert bus.snapshot.sent == [[b"SYNCSTART", b"", bytes(8)]]
 
 
 def test_events_with_lower_sequences_are_reported_as_late(make_bus: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +13,13 @@ from fyrehose.broker.policy import parse
 from fyrehose.errors import JournalCorrupt
 from fyrehose.interfaces import JournalState
 from fyrehose.protocols.eventbus.frames import Dialect
-from fyrehose.protocols.eventbus.server import CollectorProtocol, PortFactory, PublisherProtocol, SnapshotProtocol
+from fyrehose.protocols.eventbus.server import (
+    SUBSCRIPTION,
+    CollectorProtocol,
+    PortFactory,
+    PublisherProtocol,
+    SnapshotProtocol,
+)
 from fyrehose.protocols.eventbus.session import DealerSession, SubscriberSession
 from fyrehose.protocols.eventbus.zmtp import command
 from fyrehose.records import Run
@@ -82,30 +90,43 @@ class TestPublishing:
         collector.say(event(1))
         assert world.stored() == [b"1"]
 
-    def test_full_disk_loses_no_event_that_was_read(self) -> None:
-        world = make_world()
-        collector = world.collector()
-        world.journal.enter(JournalState.READ_ONLY, "the disk is full")
-        collector.say(event(1), event(2))
-        assert not collector.transport.reads
-        collector.say(event(3))  # it was on its way
-        assert (world.stored(), world.count("ReadOnly")) == ([], 1)
-        world.clock.advance(5)
-        world.journal.enter(JournalState.WRITABLE, "there is room")
-        world.clock.advance(5)
-        assert world.stored() == [b"1", b"2", b"3"]
-        assert collector.transport.reads
+    def test_full_disk_loses_no_event_that_was_read(self, log_lines: list[str]) -> None:
+        """The events wait in order, and nothing is read behind them; those that wait at the end are logged."""
+        seen: Counter[str] = Counter()
+        for seed in range(60):
+            random, world, said = Random(seed), make_world(), 0
+            collector, others = world.collector(), random.randint(1, 5)
 
-    def test_events_that_a_full_disk_refused_are_logged_at_the_stop(self) -> None:
-        world = make_world()
-        collector = world.collector()
-        world.journal.enter(JournalState.READ_ONLY, "the disk is full")
-        collector.say(event(1), event(2))
-        world.factory.drain()
-        assert world.count("not-published-at-stop") == 1
-        collector.transport.loseConnection()
-        world.clock.advance(5)
-        assert world.broker.budget.used == 0, "their memory is free again"
+            def event_of(n: int, topics: int = others) -> list[bytes]:
+                return event(n, b"/%d/" % (n % topics))
+
+            for _ in range(12):
+                step = random.choice(("say", "say", "full", "room", "time"))
+                seen[step] += 1
+                if step == "say":  # although nothing is read: it was on its way
+                    count = random.randint(1, 4)
+                    collector.say(*map(event_of, range(said, said + count)))
+                    said += count
+                elif step == "time":
+                    world.clock.advance(5)
+                else:
+                    full = step == "full"
+                    world.journal.enter(JournalState.READ_ONLY if full else JournalState.WRITABLE, "the disk")
+                stored = world.stored()
+                assert stored == [b"%d" % n for n in range(len(stored))], "events are missing, or not in order"
+                waits = len(stored) < said
+                assert collector.transport.reads != waits, f"{said - len(stored)} events wait"
+                assert (world.broker.budget.used > 0) == waits, "the memory of the events that wait"
+            log_lines.clear()
+            waiting = said - len(world.stored())
+            world.factory.drain()
+            collector.transport.loseConnection()
+            world.clock.advance(5)
+            lost = said - len(world.stored())
+            seen["lost at the stop"] += lost > 0
+            assert any(f"{lost} events" in line for line in log_lines) == (lost > 0), f"{waiting} waited, {log_lines}"
+            assert world.broker.budget.used == 0, "their memory is free again"
+        assert set(seen) == {"say", "full", "room", "time", "lost at the stop"}, seen
 
     def test_busy_collector_is_not_closed_for_another_connection(self) -> None:
         world = make_world(auto=False, max_connections=1)
@@ -228,12 +249,24 @@ class TestBroadcasting:
         other = world.subscriber(b"/b/", host="10.0.0.2")
         assert not other.transport.disconnecting
 
-    def test_memory_of_subscriptions_is_released_with_the_connection(self) -> None:
-        world = make_world()
-        subscriber = world.subscriber(b"/a/", b"/b/")
-        assert world.factory.subscriptions.used > 0
-        subscriber.leave()
-        assert world.factory.subscriptions.used == 0
+    def test_memory_of_subscriptions_is_that_of_the_prefixes_that_connections_have(self) -> None:
+        world, random = make_world(), Random(1)
+        held: list[tuple[Peer, str, set[bytes]]] = []
+        for _ in range(300):
+            if not held or random.random() < 0.1:
+                host = random.choice(("10.0.0.1", "10.0.0.2"))
+                held.append((world.subscriber(host=host), host, set()))
+            peer, _, prefixes = random.choice(held)
+            prefix, on = random.choice((b"", b"/a/", b"/b/" * 900)), random.random() < 0.6
+            peer.session.send([b"\1" + prefix if on else b"\0" + prefix])
+            peer.flush()
+            (prefixes.add if on else prefixes.discard)(prefix)
+            if random.random() < 0.1:
+                peer.leave()
+                held = [each for each in held if each[0] is not peer]
+            for host in ("10.0.0.1", "10.0.0.2"):
+                each = [SUBSCRIPTION + len(one) for _, at, own in held if at == host for one in own]
+                assert world.factory.subscriptions.used_by(host) == sum(each), host
 
 
 class TestSnapshots:
