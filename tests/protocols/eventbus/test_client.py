@@ -53,6 +53,7 @@ class Port:
     sent: list[list[bytes]] = attrs.field(factory=list)
     subscriptions: list[bytes] = attrs.field(factory=list)
     deaf: bool = False
+    old: Any = None  #: the protocol and the session of a connection that another has replaced
 
     def connect(self, factory: Any) -> Deferred[Any]:
         made: Deferred[Any] = Deferred()
@@ -60,8 +61,8 @@ class Port:
         return made
 
     def accept(self) -> None:
-        """Accept the latest attempt, and complete the handshake; a connection that it replaces ends only then."""
-        old = self.protocol if self.transport is not None else None
+        """Accept the latest attempt, and complete the handshake; a connection that it replaces has more to say."""
+        self.old = (self.protocol, self.session) if self.transport is not None else None
         factory, made = self.attempts.pop()
         self.attempts.clear()
         mechanism: Mechanism = self.mechanism()
@@ -74,8 +75,10 @@ class Port:
         self.protocol.makeConnection(self.transport)
         made.callback(self.protocol)
         self.carry()
-        if old is not None:
-            old.connectionLost(Failure(ConnectionDone()))
+        if self.old is not None and self.name == "snapshot":
+            protocol, session = self.old
+            session.send([b"SYNC", *broadcast(900)])
+            protocol.dataReceived(b"".join(session.data_to_send()))
 
     def refuse(self) -> None:
         _, made = self.attempts.pop(0)
@@ -100,10 +103,13 @@ class Port:
                 self.protocol.dataReceived(reply)
 
     def get(self, *messages: list[bytes]) -> None:
-        """Send *messages* to the client."""
+        """Send *messages* to the client; a connection that this one has replaced ends behind them."""
         for frames in messages:
             self.session.send(frames)
         self.carry()
+        if self.old is not None:
+            (protocol, _), self.old = self.old, None
+            protocol.connectionLost(Failure(ConnectionDone()))
 
     def cut(self) -> None:
         protocol, self.transport = self.protocol, None
@@ -410,6 +416,7 @@ def test_unanswered_request_is_repeated_on_a_new_connection(make_bus: Any) -> No
     assert bus.snapshot.sent == [[b"SYNCSTART", b"", bytes(8)]], "once"
     bus.snapshot.get([b"SYNCEND", b"", b"0"])
     assert bus.connecting.called
+    assert bus.reported == [True], "the old connection has no say any more"
 
 
 def test_pause_stops_reading_and_resume_requests_missed_events(make_bus: Any) -> None:
