@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -281,14 +283,20 @@ class TestTime:
         one.receive_broadcasts([broadcast(1)], 5)
         assert one.tick(10) == [SyncUnanswered()]
 
-    def test_silence_triggers_a_request(self) -> None:
-        one = ready(after=0, quiet=15)
+    @pytest.mark.parametrize(
+        ("options", "position"),
+        [({"after": 0}, 1), ({"after": 0, "subtrees": ("/b/",)}, 0), ({"subscribe": False}, 2**48 - 1)],
+        ids=["wanted", "of another topic", "only publishing"],
+    )
+    def test_silence_triggers_a_request(self, options: dict[str, Any], position: int) -> None:
+        """Every broadcast shows that the connection is alive, also one that is not wanted."""
+        one = ready(quiet=15, **options)
         assert one.next_due() >= 15
         one.receive_broadcasts([broadcast(1)], 10)
         assert one.tick(24) == []
         assert requests(one) == []
         one.tick(29)
-        assert requests(one) == [(ServerPort.SNAPSHOT, 1)]
+        assert requests(one) == [(ServerPort.SNAPSHOT, position)]
 
     def test_unanswered_request_is_repeated_on_a_new_connection(self) -> None:
         one = asking(after=0, answer=10)
@@ -358,21 +366,57 @@ class TestAnotherJournal:
         assert Restarted(end=3) not in one.receive_syncs([end(3)], 0)
 
 
+@attrs.define(eq=False)
+class Unconfirmed:
+    """A published event, in the model of :class:`Confirmations`."""
+
+    frames: list[Any]
+    sent: float
+    tries: int = 1
+    lost: bool = False
+
+
 class TestPublishing:
-    def test_event_is_sent_again_and_given_up(self) -> None:
-        pubs = Confirmations(5, 2)
-        pubs.add(b"1", [b"one"], "first", 0)
-        pubs.add(b"2", [b"two"], "second", 3)
-        with pytest.raises(LocalProtocolError, match="use another UUID"):
-            pubs.add(b"1", [b"one"], "again", 0)
-        assert pubs.resend(4.9) == ([], [])
-        assert pubs.resend(5) == ([[b"one"]], [])
-        assert pubs.next_due() == 8
-        assert pubs.resend(10) == ([[b"two"], [b"one"]], [])
-        assert pubs.resend(15) == ([[b"two"]], [PubTimedOut(handle="first")])
-        assert pubs.received(b"1", 9) is None
-        assert (len(pubs), pubs.abandon()) == (1, [PubTimedOut(handle="second")])
-        assert (len(pubs), pubs.next_due()) == (0, inf)
+    def test_events_are_sent_again_until_they_are_confirmed_or_have_no_retry_left(self) -> None:
+        """Compare with a list; a lost connection gives back all retries, except of events that were not sent by it."""
+        seen: Counter[str] = Counter()
+        for seed in range(300):
+            random, now, retries = Random(seed), 0.0, seed % 3
+            pubs, model = Confirmations(5.0, retries), list[Unconfirmed]()
+            for step in range(30):
+                now += random.choice((0.0, 1.0, 2.5, 5.0))
+                what = random.choice(("add", "add", "received", "resend", "resend", "lost"))
+                if what == "add":
+                    model.append(Unconfirmed([b"%d" % step], now))
+                    pubs.add(b"%d" % step, model[-1].frames, step, now)
+                    with pytest.raises(LocalProtocolError, match="use another UUID"):
+                        pubs.add(b"%d" % step, [b""], "again", now)
+                elif what == "lost":
+                    sent = random.randint(0, len(model))
+                    pubs.connection_lost({id(each.frames) for each in model[sent:]})
+                    for each in model[:sent]:
+                        each.tries, each.lost = 0, True
+                elif what == "received":
+                    one = random.choice([*model, Unconfirmed([b"unknown"], 0.0)])
+                    expected = PubConfirmed(handle=int(one.frames[0]), sequence=7) if one in model else None
+                    assert pubs.received(bytes(one.frames[0]), 7) == expected
+                    model = [each for each in model if each is not one]
+                else:
+                    due = [each for each in model if each.lost or each.sent + 5.0 <= now]
+                    failed = [each for each in due if each.tries > retries]
+                    again = [each for each in due if each not in failed]
+                    outcome = [PubTimedOut(handle=int(each.frames[0])) for each in failed]
+                    assert pubs.resend(now) == ([each.frames for each in again], outcome)
+                    for each in again:
+                        each.sent, each.lost, each.tries = now, False, each.tries + 1
+                    model = [*(each for each in model if each not in due), *again]
+                    seen.update({"again": len(again), "failed": len(failed)})
+                assert len(pubs) == len(model)
+                dues = [-inf if each.lost else each.sent + 5.0 for each in model]
+                assert pubs.next_due() == min(dues, default=inf)
+            assert pubs.abandon() == [PubTimedOut(handle=int(each.frames[0])) for each in model]
+            assert (len(pubs), pubs.next_due()) == (0, inf)
+        assert min(seen["again"], seen["failed"]), seen
 
     def test_subscriber_synchronizes_before_it_resends(self) -> None:
         one = ready(after=0, confirm=5)
