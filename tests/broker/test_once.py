@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -289,6 +290,12 @@ def test_publishes_with_keys_agree_with_plain_tables_over_crashes(seed: int) -> 
             waiting.clear()
 
 
+def keys_written(journal: MemoryJournal) -> list[tuple[int, str]]:
+    """Return the number and the key of each record in the stream of the keys."""
+    records = (record for run in journal.read(STREAM, 1, 1 << 30) for record in run.records())
+    return [(record.seq, json.loads(record.payload)["key"]) for record in records]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> None:
     dice = random.Random(seed)
@@ -324,3 +331,9 @@ def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> 
     stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
     assert len(stored) == len(set(stored)) == len(answers) == 24
     assert flooded > 20 * once.READ_BACK * 40, "far more than a start reads"
+    latest = dict[str, int]()
+    for seq, key in keys_written(journal):
+        if key in answers:
+            latest[key] = seq
+        behind = {each: seq - before for each, before in latest.items() if seq - before > 40 + 2 * len(answers) + 2}
+        assert not behind, f"at record {seq} keys are not written again, although so many follow them: {behind}"

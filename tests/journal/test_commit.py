@@ -372,6 +372,8 @@ class World:
         self.submitted, self.written, self.passed = list[Publish](), list[Publish](), list[Publish]()
         self.room, self.may, self.failed, self.small, self.near = True, True, False, 0, 0
         self.wall = 50
+        #: whether a commit has found no room, or a closed gate, since commits were scheduled last
+        self.blocked = False
         # The writer is this world itself, with the attributes and methods of a writer that commits use.
         self.time, self.base, self.segment_size, self.position, self.durable = 60, 0, 4 * SMALL, 0, 0
         writer: Any = self
@@ -388,6 +390,7 @@ class World:
         )
 
     def may_write(self, size: int) -> bool:
+        self.blocked = self.blocked or not self.may
         return self.may
 
     def submit(self) -> None:
@@ -432,6 +435,7 @@ class World:
             assert self.position + size + BATCH_HEADER.size <= self.segment_size, "the reactor begins a segment"
         assert self.may, "the gate is closed"
         if not self.room:
+            self.blocked = True
             raise NoRoom("none")
         if self.random.random() < 0.003:
             self.failed = True
@@ -468,6 +472,7 @@ class World:
             reactor.report()
         elif what == "room":
             self.room, self.may = random.choice(((True, True), (True, True), (False, True), (True, False)))
+            self.blocked = False
             self.commits.schedule()
         elif what == "pace":
             self.pace.near, self.wall = not self.pace.near, self.wall + random.randint(-5, 9)
@@ -476,6 +481,8 @@ class World:
 
     def check(self) -> None:
         under_way = sum(publish.size for publish in self.submitted if publish not in self.passed)
+        goes_on = self.failed or self.blocked or self.reactor.turn_ends or not self.reactor.idle
+        assert goes_on or not self.commits.waiting, "publishes wait, and nothing commits them"
         assert self.failed or self.commits.size == under_way, "another size waits than was submitted and not passed on"
         for network in self.networks:
             order = [publish for publish in self.submitted if publish.network == network]
