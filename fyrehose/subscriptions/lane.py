@@ -321,13 +321,16 @@ class Lane(Track):
 
     def _wait(self, first: int, last: int, state: Waiting) -> None:
         """Let records wait for their next lease, at once or after a delay."""
+        over = state.until <= self.pool.now()
+        if over and state.until:
+            state = Waiting(state.ended, held=state.held)  # so that they do not count as delayed
         self.put(first, last, state)
         if first < self._oldest:
             self.look_again()
-        if state.until > self.pool.now():
-            self.pool.alarm(state.until, self, first, last, state)
-        else:
+        if over:
             self._make_ready(first, last, state)
+        else:
+            self.pool.alarm(state.until, self, first, last, state)
 
     def _make_ready(self, first: int, last: int, state: Waiting) -> None:
         heappush(self._ready, (first, next(self.pool.order), last, state))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from random import Random
 
+import attrs
 import pytest
 
 from fyrehose.errors import PublishError
-from fyrehose.subscriptions.lane import MOST_ENDS, Draft, Lane, LeasedRange
+from fyrehose.records import LAST_SEQ
+from fyrehose.subscriptions.lane import MOST_ENDS, UNTRIED, Draft, Lane, LeasedRange
 from fyrehose.subscriptions.pool import MOST_CONSUMERS, TURN, Item, LeasePool, backoff, no_copy
-from fyrehose.subscriptions.progress import StreamProgress, SubscriptionOptions
+from fyrehose.subscriptions.progress import FINAL, KEPT_LETTERS, StreamProgress, SubscriptionOptions
 
 
 class World:
@@ -133,67 +137,6 @@ def test_the_end_of_a_lease_is_durable_before_the_record_is_leased_again() -> No
     assert numbers(world.pool.lease("x", None, 1)) == [1]
 
 
-def test_only_the_token_of_the_last_lease_settles_a_record() -> None:
-    world = World()
-    world.lease()
-    world.act("failed", 1, delay=0.0)
-    world.commit()
-    assert world.act("failed", 1) == ["lease-lost"], "returning late does not count"
-    assert world.act("extend", 1) == ["lease-lost"]
-    world.lease()
-    assert world.act("done", 1) == ["lease-lost"]
-    assert world.act("done", 99) == ["lease-lost"]
-    assert world.act("done", 1, number=2) == []
-
-
-def test_a_late_settling_counts_while_nobody_else_has_had_the_record() -> None:
-    world = World()
-    world.lease()
-    world.act("failed", 1, delay=0.0)
-    world.commit()
-    assert world.act("done", 1) == []
-
-
-def test_a_record_that_was_never_leased_cannot_be_settled() -> None:
-    world = World()
-    world.lease(2)
-    world.lane.withdraw(2, 2)
-    for number in (0, 1):
-        assert world.act("done", 2, number=number) == ["lease-lost"]
-
-
-def test_leases_end_by_themselves_and_count_as_failures() -> None:
-    world = World()
-    world.lease(2)
-    world.now = 5.0
-    world.act("extend", 2)
-    world.now = 10.0
-    world.tick()
-    world.commit()
-    assert (world.ended(1), world.ended(2)) == ((1, 1), (0, 0))
-    world.now = 10.0 + backoff(1)
-    assert world.lease() == [1]
-
-
-def test_the_last_failure_makes_a_dead_letter() -> None:
-    world = World(limit=2)
-    for number in (1, 2):
-        world.lease()
-        world.act("failed", 1, number=number, delay=0.0)
-        world.commit()
-    assert (world.count("dead"), world.lane.progress.final.floor) == (1, 1)
-    assert world.lane.progress.letters == [(1, 2, "limit", 0)]
-
-
-def test_without_a_limit_there_are_no_dead_letters() -> None:
-    world = World(limit=0)
-    for number in range(1, 21):
-        world.lease()
-        world.act("failed", 1, number=number, delay=0.0)
-        world.commit()
-    assert world.ended(1) == (20, 20)
-
-
 def test_a_record_returned_untried_counts_as_failed_only_after_many_times() -> None:
     world = World(limit=2)
     for number in range(1, 22):
@@ -201,37 +144,6 @@ def test_a_record_returned_untried_counts_as_failed_only_after_many_times() -> N
         world.act("untried", 1, number=number, delay=0.0)
         world.commit()
     assert world.ended(1) == (21, 1)
-
-
-def test_a_rejected_record_is_a_dead_letter_at_once() -> None:
-    world = World()
-    world.lease(2)
-    world.act("reject", 1, why="no address")
-    assert world.lane.progress.letters == [(1, 1, "no address", 0)]
-
-
-def test_ranges_are_returned_and_rejected_as_they_are_settled() -> None:
-    world = World(window=9)
-    world.lease(9)
-    assert world.act("failed", 2, 4, delay=0.0) == []
-    assert world.act("reject", 5, 6, why="no") == []
-    assert world.waiting[-2].of(world.lane).fields()["ends"] == [(2, 4, 1, 1)]
-    world.commit()
-    assert (world.count("dead"), world.lease(9)) == (2, [2, 3, 4])
-
-
-def test_returned_records_take_at_most_half_of_an_answer() -> None:
-    world = World(window=8, limit=0)
-    world.lease(4)
-    world.act("failed", 1, 4, delay=0.0)
-    world.lease(8, consumer="x")
-    world = World(window=8, limit=0)
-    world.lease(4)
-    world.act("failed", 1, 4, delay=0.0)
-    world.lane.durable_reach = 8
-    world.commit()
-    assert world.lease(4) == [1, 2, 5, 6]
-    assert world.lease(4) == [3, 4, 7, 8]
 
 
 def started(**options: int) -> World:
@@ -323,19 +235,6 @@ def test_a_server_that_may_be_deposed_leases_and_extends_nothing() -> None:
     assert world.act("done", 1) == [], "an append is fenced by the shared log"
 
 
-def test_a_deleted_record_expires_at_once_if_it_waits_or_else_with_its_lease() -> None:
-    world = World()
-    world.lease()
-    world.oldest = 8
-    world.tick()
-    world.commit()
-    assert world.count("expired") == 6
-    world.now = 10.0
-    world.tick()
-    world.commit()
-    assert (world.count("expired"), world.lane.durable_floor) == (7, 7)
-
-
 def test_a_deleted_record_of_the_previous_epoch_expires_after_a_lease_time() -> None:
     world = started()
     world.oldest = 4
@@ -415,23 +314,6 @@ def test_a_leased_record_that_the_journal_lacks_expires() -> None:
     assert (world.count("expired"), world.pool.held["w"]) == (1, 1)
 
 
-def test_a_withdrawn_lease_does_not_count_as_a_failure() -> None:
-    world = World()
-    world.lease(2)
-    world.lane.withdraw(2, 2)
-    assert world.pool.held["w"] == 1
-    assert (world.lease(), world.ended(2)) == ([2], (0, 0))
-
-
-def test_all_that_a_worker_has_is_released() -> None:
-    world = World()
-    world.lease(3)
-    for draft in world.pool.release("w"):
-        world.append(draft)
-    world.commit()
-    assert (world.pool.leased, world.ended(1), world.lease(9)) == (0, (1, 0), [1, 2, 3])
-
-
 @pytest.mark.parametrize(("failures", "delay"), [(1, 1), (2, 2), (5, 16), (99, 300)])
 def test_the_delay_doubles_with_each_failure(failures: int, delay: float) -> None:
     assert backoff(failures) == delay
@@ -494,41 +376,6 @@ def test_a_request_with_results_does_nothing_if_one_record_is_refused() -> None:
     assert (outcome.draft.changes, outcome.refused) == ({}, [(items[1], "lease-lost")])
 
 
-def test_only_the_part_of_a_range_that_cannot_be_settled_is_refused() -> None:
-    world = World(window=6)
-    world.lease(6)
-    world.act("failed", 2, delay=0.0)
-    world.lease(1, consumer="x")
-    outcome = world.pool.act([Item("done", 1, 8, (1, 1))], "w")
-    assert outcome.settled == {"s": [(1, 1), (3, 6)]}
-    assert [(item.first, item.last, why) for item, why in outcome.refused] == [
-        (2, 2, "lease-lost"),
-        (7, 8, "lease-lost"),
-    ]
-    assert world.pool.late == 3
-
-
-def test_a_second_action_on_the_same_record_in_a_request_is_refused() -> None:
-    world = World()
-    world.lease(2)
-    outcome = world.pool.act([Item("failed", 1, 1, (1, 1)), Item("done", 1, 1, (1, 1))], "w")
-    assert outcome.settled == {"s": [(1, 1)]}
-    assert [(item.kind, why) for item, why in outcome.refused] == [("failed", "lease-lost")]
-
-
-def test_a_lease_that_a_request_ends_is_not_extended_by_it() -> None:
-    """The extension would lease a record that is final, or whose end is being written."""
-    world = World(window=6)
-    world.lease(6)
-    items = [Item("extend", 1, 6, (1, 1)), Item("failed", 2, 3, (1, 1), delay=0.0), Item("done", 3, 3, (1, 1))]
-    outcome = world.pool.act(items, "w")
-    world.append(outcome.draft)
-    assert [(item.first, item.last) for item, _ in outcome.extended] == [(1, 1), (4, 6)]
-    assert [(item.kind, item.first, item.last) for item, _ in outcome.refused] == [("failed", 3, 3), ("extend", 2, 3)]
-    world.commit()
-    assert (world.pool.leased, world.pool.open, world.lease(9)) == (4, 5, [2, 7])
-
-
 @pytest.mark.parametrize("deleted", [False, True], ids=["written later", "stream deleted"])
 def test_dead_letters_block_the_pool_only_while_they_cannot_be_written(deleted: bool) -> None:
     def refuse(draft: Draft, lane: Lane, first: int, last: int) -> int:
@@ -561,3 +408,174 @@ def test_a_request_changes_a_bounded_number_of_ranges() -> None:
     done = world.pool.act(apart, "w")
     assert sum(map(len, (Item("done", *each, (1, 1)) for each in done.settled["s"]))) == TURN
     assert done.refused == [(apart[-2], "later"), (apart[-1], "later")]
+
+
+@attrs.define
+class Known:
+    """What is known of one record: how many leases have ended, and how many failed; and what it is now.
+
+    :ivar consumer: who has it; empty: nobody
+    :ivar until: when its lease, or its delay, ends; -1: it was never leased
+    """
+
+    deliveries: int = 0
+    failures: int = 0
+    consumer: str = ""
+    until: float = -1.0
+    final: str = ""
+
+    def refusal(self, kind: str, number: int) -> str:
+        """Return why *kind* with the token *number* is refused; empty: it is not."""
+        if self.final:
+            return "final"
+        late = kind == "done" and number == self.deliveries > 0
+        return "" if (number == self.deliveries + 1 if self.consumer else late) else "lease-lost"
+
+
+class Table:
+    """A pool of one stream, and a plain table of its records; what is appended is durable at once."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.did = Random(seed), Counter[str]()
+        self.limit = self.dice.choice((0, 1, 3))
+        self.world = World(window=8, most=6, limit=self.limit)
+        self.world.lane.durable_reach, self.world.last = LAST_SEQ, 60
+        self.world.lane.arrived(60)
+        self.records = {seq: Known() for seq in range(1, 61)}
+        self.letters: list[tuple[int, int, str, int]] = []
+        self.late = self.redelivered = 0
+
+    def open(self) -> list[int]:
+        return [seq for seq, known in self.records.items() if known.until >= 0 and not known.final]
+
+    def give_back(self, seq: int, failed: bool, delay: float | None, why: str) -> None:
+        """End the lease of record *seq*."""
+        known = self.records[seq]
+        known.deliveries, known.consumer = known.deliveries + 1, ""
+        known.failures += failed or bool(self.limit and known.deliveries - known.failures > UNTRIED * self.limit)
+        known.until = self.world.now + (backoff(known.failures) if delay is None else delay)
+        if seq < self.world.oldest:
+            known.final = "expired"
+        elif why or 0 < self.limit <= known.failures:
+            known.final = "dead"
+            self.letters.append((seq, known.failures, why or "limit", 0))
+
+    def lease(self) -> None:
+        world, consumer, asked = self.world, self.dice.choice("wx"), self.dice.randint(1, 8)
+        held = sum(each.consumer == consumer and not each.final for each in self.records.values())
+        most = max(0, min(asked, 6 - held))
+        ready = [seq for seq in self.open() if not self.records[seq].consumer and self.records[seq].until <= world.now]
+        new = [seq for seq, each in self.records.items() if each.until < 0 and not each.final][: 8 - len(self.open())]
+        first = ready[: (most + 1) // 2]
+        first += new[: most - len(first)]
+        wanted = first + ready[(most + 1) // 2 :][: most - len(first)]
+        assert sorted(world.lease(asked, consumer)) == sorted(wanted), f"{consumer} has {held} and asks for {asked}"
+        for seq in wanted:
+            self.redelivered += self.records[seq].deliveries > 0
+            self.records[seq].consumer, self.records[seq].until = consumer, world.now + 10
+
+    def act(self) -> None:
+        """Let worker "w" say several things about records, with tokens of which some are wrong."""
+        dice, world, items = self.dice, self.world, list[Item]()
+        for _ in range(dice.randint(1, 3)):
+            first = dice.choice([*self.open(), dice.randint(1, 60)])
+            number = self.records[first].deliveries + dice.choice((0, 1, 1, 1, 1, 2))
+            kind, why = dice.choice(("done", "done", "failed", "untried", "reject", "extend")), dice.choice(("", "bad"))
+            delay = dice.choice((None, 0.0, 4.0))
+            token = world.pool.epoch, number
+            items.append(Item(kind, first, first + dice.randint(0, 3), token, "s", delay, why * (kind == "reject")))
+        before = {seq: attrs.evolve(known) for seq, known in self.records.items()}
+        refused, taken, extended = Counter[tuple[str, int, str]](), set[int](), set[int]()
+        for item in sorted(items, key=lambda item: (item.kind != "done", item.kind == "extend")):
+            for seq in range(item.first, item.last + 1):
+                why = before.get(seq, Known()).refusal(item.kind, item.token[1])
+                if not why and seq in taken:
+                    why = "" if item.kind == "done" else "lease-lost"
+                elif not why:
+                    self.said(item, seq)
+                    taken.add(seq)
+                    extended |= {seq} if item.kind == "extend" else set()
+                refused[item.kind, seq, why] += bool(why)
+                self.did[f"{item.kind} {why}"] += 1
+        outcome = world.pool.act(items, "w")
+        world.append(outcome.draft)
+        found = Counter(
+            (item.kind, seq, why) for item, why in outcome.refused for seq in range(item.first, item.last + 1)
+        )
+        assert found == +refused, f"of {items}"
+        again = {(seq, token[1]) for item, token in outcome.extended for seq in range(item.first, item.last + 1)}
+        assert again == {(seq, self.records[seq].deliveries + 1) for seq in extended}, f"extended by {items}"
+        self.late += refused.total()
+
+    def said(self, item: Item, seq: int) -> None:
+        known = self.records[seq]
+        if item.kind == "done":
+            known.final = "settled"
+        elif item.kind == "extend":
+            known.consumer, known.until = "w", self.world.now + 10
+        else:
+            why = item.why or ("rejected" if item.kind == "reject" else "")
+            self.give_back(seq, item.kind != "untried", item.delay, why)
+
+    def time(self) -> None:
+        self.world.now += self.dice.choice((1.0, 3.0, 11.0))
+        self.look()
+
+    def retention(self) -> None:
+        self.world.oldest += self.dice.randint(0, 2)
+        self.look()
+
+    def look(self) -> None:
+        """Let what is over end, and what is deleted expire."""
+        self.world.tick()
+        for seq, known in self.records.items():
+            if known.consumer and known.until <= self.world.now and not known.final:
+                self.give_back(seq, True, None, "")
+            elif seq < self.world.oldest and not known.consumer and not known.final:
+                known.final = "expired"
+
+    def withdraw(self) -> None:
+        """Take back a lease that was not sent."""
+        seq = self.dice.choice([seq for seq in self.open() if self.records[seq].consumer] or [0])
+        if seq:
+            self.world.lane.withdraw(seq, seq)
+            self.records[seq].consumer, self.records[seq].until = "", 0.0
+
+    def release(self) -> None:
+        for draft in self.world.pool.release("x"):
+            self.world.append(draft)
+        for seq in self.open():
+            if self.records[seq].consumer == "x":
+                self.give_back(seq, False, 0, "")
+
+    def check(self) -> None:
+        world, pool, records = self.world, self.world.pool, self.records.values()
+        states = {span.first + n: span.state for span in world.lane.spans for n in range(len(span))}
+        assert {seq: state.ended for seq, state in states.items()} == {
+            seq: (self.records[seq].deliveries, self.records[seq].failures) for seq in self.open()
+        }, "how often each record was delivered, and failed"
+        holders = Counter(each.consumer for each in records if each.consumer and not each.final)
+        assert (pool.held, pool.leased, pool.open) == (holders, holders.total(), len(self.open())), "leases are counted"
+        delayed = sum(
+            known.until > world.now and not known.consumer for known in map(self.records.get, self.open()) if known
+        )
+        assert pool.delayed == delayed, "records wait for their delay"
+        ends = {kind: sum(known.final == kind for known in records) for kind in FINAL}
+        assert {kind: world.count(kind) for kind in FINAL} == ends, "other records have ended"
+        letters = world.lane.progress.letters
+        assert (set(letters) - set(self.letters), len(letters)) == (set(), min(len(self.letters), KEPT_LETTERS))
+        assert (pool.late, pool.redelivered) == (self.late, self.redelivered), "refused and repeated leases are counted"
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 10))
+def test_random_leases_agree_with_a_plain_table_of_the_records(seed: int) -> None:
+    did = Counter[str]()
+    for number in range(seed, seed + 10):
+        table = Table(number)
+        for _ in range(60):
+            step = table.dice.choice((*["lease", "act"] * 3, "time", "time", "withdraw", "release", "retention"))
+            getattr(table, step)()
+            table.world.commit()
+            table.check()
+        did.update(table.did)
+    assert min(did[f"{kind} {why}"] for kind in ("done", "failed", "extend") for why in ("", "final", "lease-lost")) > 5
