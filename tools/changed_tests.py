@@ -29,7 +29,10 @@ SCHEDULES = {
     ),
 }
 #: Tests of another folder that notice what those of the module's own package do not.
-ELSEWHERE = {"fyrehose/offline/mirror.py": "tests/journal/test_ends.py"}
+ELSEWHERE = {
+    "fyrehose/offline/mirror.py": "tests/journal/test_ends.py",
+    "fyrehose/broker/consuming.py": "tests/subscriptions/test_subscription.py",
+}
 #: The tests of Spark's code that start no Spark session, and take seconds.  The tests of the changed module itself are
 #: among those that run, without those that need a session, which are slow.
 SPARK = (

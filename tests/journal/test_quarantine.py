@@ -194,18 +194,24 @@ def test_a_damaged_range_too_small_for_the_list_of_lost_numbers_becomes_a_gap(op
 class TestNumbersAreNeverUsedAgain:
     """Whatever quarantine sets aside, a number that a subscriber may have seen is never used again."""
 
-    def test_numbers_are_not_used_again_if_their_reservation_is_damaged(self, open_journal) -> None:
+    @pytest.mark.parametrize("more", [False, True], ids=["alone", "with records behind it"])
+    def test_numbers_are_not_used_again_if_their_reservation_is_damaged(self, open_journal, more: bool) -> None:
         """Numbers up to the reservation may have been given out, and no other batch notes them."""
         bench = open_journal(durability=durability("never"))
         bench.append(b"kept")
         reserved = bench.journal.writer.streams.reserved["s"]
+        bench.append(b"perhaps lost", stream="other")
+        bench.append(b"synced with what is before it", stream="third")
+        bench.append(b"kept, too")
         bench.crash()
-        (where,) = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
-        patch(bench, where + 70, b"damage")
+        where, *_ = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RESERVED]
+        of_other = [header.position for header, _ in batches(bench) if header.kind is fmt.Kind.RECORDS][1]
+        for position in (where, of_other)[: 1 + more]:
+            patch(bench, position + 70, b"damage")
         with pytest.raises(JournalCorrupt):
             open_journal(durability=durability("never"))
         bench = open_journal(durability=durability("never"), quarantine=True)
-        assert bench.payloads() == [b"kept"]
+        assert bench.payloads() == [b"kept", b"kept, too"]
         assert bench.journal.ends()["s"] >= reserved
         assert bench.journal.floor >= reserved - 1
 
