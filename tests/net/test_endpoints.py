@@ -60,8 +60,10 @@ def test_a_reload_cannot_expect_headers_that_tls_hides(tmp_path: Path) -> None:
         service.prepare(TCPSettings(proxies=networks("10.0.0.0/8")))
 
 
-def test_a_unix_socket_may_be_called_haproxy() -> None:
-    assert not TCPService(MemoryReactorClock(), "toy", "unix:haproxy", make().factory).connections
+@pytest.mark.parametrize("endpoint", ["unix:haproxy", "tcp:0"])
+def test_a_plain_endpoint_shows_the_headers_of_load_balancers(endpoint: str) -> None:
+    server = make(proxies=networks("10.0.0.0/8"))
+    assert not TCPService(MemoryReactorClock(), "toy", endpoint, server.factory).connections
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_a_unix_socket_may_be_called_haproxy() -> None:
         ("tcp:8119:interface=127.0.0.1:backlog=5", ""),
         ("tcp:port=8119:interface=\\:\\:1", ""),
         ("tcp:0", ""),
-        ("tcp:8119:interface=localhost", ""),
+        ("tcp:65535:interface=localhost", ""),
         ("udp:2323", ""),
         ("ssl:8119:privateKey=a\\:b.pem:certKey=c.pem", ""),
         ("unix:/run/figg:mode=600:lockfile=0", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import attrs
@@ -16,7 +17,16 @@ from zope.interface import implementer
 
 from fyrehose.cluster.gate import ReplicatedGate
 from fyrehose.protocols.http.session import HttpSession, RequestLimits
-from fyrehose.server.listener_probe import EVERY_S, REQUEST, TIMEOUT_S, TRIES, ListenerProbe, endpoint_of
+from fyrehose.server.listener_probe import (
+    EVERY_S,
+    LONGEST_S,
+    REQUEST,
+    TIMEOUT_S,
+    TRIES,
+    ListenerProbe,
+    endpoint_of,
+)
+from tests.doubles.steps import advance_until
 
 
 @implementer(IStreamClientEndpoint)
@@ -59,27 +69,27 @@ class Probed:
         self.probe = ListenerProbe(self.clock, self.listener, self.gate, "10.0.0.1:8117")
         self.probe.startService()
 
-    def wait(self, rounds: int) -> None:
-        self.clock.pump([0.1] * int(10 * rounds * (EVERY_S + TIMEOUT_S)))
-
 
 @pytest.fixture
 def probed() -> Probed:
     return Probed()
 
 
-@pytest.mark.parametrize("does", ["hangs", "closes", "refuses"])
-def test_listener_that_stops_answering_is_noticed_until_it_answers_again(probed: Probed, does: str) -> None:
-    probed.wait(2)
-    assert not probed.gate.unreachable
-    probed.listener.does = does
-    probed.clock.pump([0.1] * int(10 * EVERY_S))
-    assert not probed.gate.unreachable, "a single failure is none"
-    probed.wait(TRIES)
-    assert probed.gate.unreachable == "its listener does not answer"
-    probed.listener.does = "answers"
-    probed.wait(1)
-    assert not probed.gate.unreachable
+@pytest.mark.parametrize("seed", range(20))
+def test_listener_is_unreachable_after_some_requests_without_an_answer_if_it_answered_before(seed: int) -> None:
+    dice, probed = Random(seed), Probed()
+    answers, unreachable, next_at, fails = dice.choice((0.2, 0.4, 0.7)), "", EVERY_S, 0
+    answered = False
+    for _ in range(40):
+        does = "answers" if dice.random() < answers else dice.choice(("hangs", "closes", "refuses", "forbids"))
+        probed.listener.does = does
+        known_at = next_at + TIMEOUT_S * (does == "hangs")
+        advance_until(lambda until=known_at: probed.clock.seconds() >= until, probed.clock, 0.25)
+        answered, fails = answered or does == "answers", 0 if does == "answers" else fails + 1
+        unreachable = "its listener does not answer" * (answered and fails >= TRIES)
+        assert probed.gate.unreachable == unreachable, f"it {does}, after {fails} without an answer"
+        assert probed.listener.asked[-1] == next_at, "it is asked at once after the pause"
+        next_at = known_at + (EVERY_S if answered else min(LONGEST_S, EVERY_S * 2.0**fails))
 
 
 @pytest.mark.parametrize("does", ["refuses", "forbids"])
