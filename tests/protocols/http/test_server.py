@@ -92,6 +92,14 @@ def test_otlp_logs_are_answered_once_they_are_durable(make: Make) -> None:
     assert server.count("rejected-log-records") == 2, "a body without any other log record counts, too"
 
 
+def test_web_hook_that_is_sent_again_is_stored_once(make: Make) -> None:
+    named = attrs.fields(HttpSettings).key_header.metadata["convert"]
+    server = make(key_header=named("X-GitHub-Delivery"))
+    for delivery, stored in (("72d3162e", 1), ("72d3162e", 1), ("a1b2c3d4", 2)):
+        said = server.request("POST /streams/s", {"number": 7}, f"X-GitHub-Delivery: {delivery}").json
+        assert (said["first"], server.journal.bounds("s")) == (stored, (1, stored))
+
+
 def test_otlp_logs_need_the_right_to_publish_to_their_stream(make: Make) -> None:
     server = make(policy=[{"network": "0.0.0.0/0", "publish": ["apps"]}])
     for size in (1, 100_000):
