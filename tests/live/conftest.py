@@ -67,7 +67,7 @@ def until(condition: Callable[[], Any], what: Callable[[], object] | str = "") -
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.05)
+        time.sleep(0.01)
     return found
 
 
@@ -159,13 +159,13 @@ class TwistdServer:
 
     def wait_for(self, words: str) -> None:
         """Wait until ``words`` are in the log."""
-        deadline = time.monotonic() + PATIENCE
-        while words not in self.log:
-            assert self.process.poll() is None, (
-                f"the server ended with {self.process.returncode}: {self.errors}{self.log}"
-            )
-            assert time.monotonic() < deadline, f"no {words!r} in: {self.log}{self.errors}"
-            time.sleep(0.01)
+
+        def found() -> bool:
+            ended = self.process.poll()
+            assert words in self.log or ended is None, f"the server ended with {ended}: {self.errors}{self.log}"
+            return words in self.log
+
+        until(found, lambda: f"no {words!r} in: {self.log}{self.errors}")
 
     def port(self, name: str) -> int:
         """Return the port of the listener ``name``."""
@@ -177,10 +177,7 @@ class TwistdServer:
         """Let the server read its files again, and wait until it has done so."""
         before = self._reloads()
         self.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + PATIENCE
-        while self._reloads() == before:
-            assert time.monotonic() < deadline, f"the server has not reloaded its files: {self.log}{self.errors}"
-            time.sleep(0.01)
+        until(lambda: self._reloads() > before, lambda: f"the files are not reloaded: {self.log}{self.errors}")
 
     def _reloads(self) -> int:
         """Return how many reloads have succeeded or failed."""

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from fyrehose.offline.dump import runs
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 from tests.doubles.opened_journal import opened
-from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, ran, until
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -62,10 +61,8 @@ class Load:
 
     def wait_for_more(self, count: int) -> None:
         """Wait until *count* more messages are acknowledged."""
-        wanted, deadline = self.total() + count, time.monotonic() + PATIENCE
-        while self.total() < wanted:
-            assert time.monotonic() < deadline, "the server acknowledges nothing"
-            time.sleep(0.005)
+        wanted = self.total() + count
+        until(lambda: self.total() >= wanted, "the server acknowledges nothing")
 
     def _publish(self, stream: str, dice: random.Random) -> None:
         number = self.acknowledged.get(stream, 0)
@@ -187,11 +184,11 @@ class Following:
     errors: Path
 
     def wait_until_complete_to(self, position: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while look(self.target).mark < position if self.target.exists() else True:
+        def complete() -> bool:
             assert self.process.poll() is None, self.errors.read_text()
-            assert time.monotonic() < deadline, f"{look(self.target)} does not reach {position}"
-            time.sleep(0.02)
+            return self.target.exists() and look(self.target).mark >= position
+
+        until(complete, lambda: f"{look(self.target)} does not reach {position}")
 
     def end(self, number: signal.Signals) -> str:
         """Stop the backup by a signal; return its output."""

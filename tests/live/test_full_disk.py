@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fyrehose.testing.ports import free_port
-from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose
+from tests.live.conftest import FYREHOSE, PATIENCE, fyrehose, until
 
 pytestmark = pytest.mark.live
 
@@ -29,15 +29,10 @@ def ask(method: str, port: int, path: str, body: bytes | None = None) -> tuple[i
         return error.code, json.load(error)
 
 
-def wait_until_listening(port: int) -> None:
-    """Wait until a server listens on *port*: a publish to a port on which none listens fails at once."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        with socket.socket() as connection:
-            if connection.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, f"nothing listens on port {port}"
-        time.sleep(0.05)
+def listens(port: int) -> bool:
+    """Return whether a server listens on *port*: a publish to a port on which none listens fails at once."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 def publish(protocol: str, port: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +70,7 @@ def test_server_that_starts_with_too_little_disk_says_so_and_recovers(start: Any
     server.reload()
     server.wait_for("the journal is writable again")
     assert ask("POST", http, "/streams/s", b"x")[0] == 200
-    wait_until_listening(relink)
+    until(lambda: listens(relink), "nothing listens on the port of Relink")
     for protocol, port in (("figg", figg), ("relink", relink)):
         told = publish(protocol, port, "--stream", "s", "--timeout", "30s")
         assert told.returncode == 0, told.stderr

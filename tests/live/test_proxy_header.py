@@ -6,9 +6,9 @@ import http.client
 import json
 import socket
 import ssl
-import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_ports
-from tests.live.conftest import PATIENCE, Start, haproxy, listening
+from tests.live.conftest import PATIENCE, Start, haproxy, listening, until
 
 #: The balancer connects from 127.0.0.1, and the client from this address.
 CLIENT = "127.0.0.7"
@@ -80,13 +80,13 @@ def balanced(request: pytest.FixtureRequest, start: Start, tmp_path: Path) -> It
 
 def connect(port: int) -> socket.socket:
     """Connect from :data:`CLIENT` as soon as HAProxy listens."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
+
+    def connected() -> socket.socket | None:
+        with suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", port), PATIENCE, (CLIENT, 0))
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        return None
+
+    return until(connected, "HAProxy does not listen")
 
 
 def test_a_client_of_http_behind_haproxy_is_the_producer(balanced: Balanced) -> None:
