@@ -231,13 +231,12 @@ class Lead:
         self.synced = max(self.synced, position)  # a worker without a thread ends the next commit within this one
 
     def append(self) -> None:
-        number, payload = (
-            len(self.payloads),
-            self.dice.randbytes(self.dice.choice([1, 300, 300, 30_000, (1 << 16) - 200])),
-        )
-        self.payloads.append(payload)
+        size, count = self.dice.choice([(1, 1), (300, 1), (300, 3), (30_000, 1), ((1 << 16) - 200, 1)])
+        payloads = [self.dice.randbytes(size) for _ in range(count)]
+        numbers = range(len(self.payloads), len(self.payloads) + count)
+        self.payloads += payloads
         acknowledged = self.acknowledged
-        self.leader.append(payload).addCallback(lambda _: acknowledged.append(number))
+        self.leader.append(*payloads).addCallback(lambda _: acknowledged.extend(numbers))
 
     def accept(self) -> None:
         """Let the shared log accept the next entry, and the follower apply it."""

@@ -162,7 +162,7 @@ class Office:
     def another(self) -> MemberChange:
         kind = self.dice.choice([ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REPLACE, ChangeKind.CLOSE])
         version = self.role.members.version - (self.dice.random() < 0.1)
-        name, by = self.dice.choice("bcdex"), self.dice.choice("bcdex")
+        name, by = self.dice.choice("abcdex"), self.dice.choice("bcdex")
         return MemberChange(f"r{self.dice.random()}", version, kind, name, by)
 
     def hear(self) -> None:
@@ -203,7 +203,7 @@ class Office:
                 wanted, answer = members, {"id": asked.ident, "refused": str(error)}
             else:
                 has = {name: reported for name, (_, reported, _) in self.heard.items()} | {"a": role.reported}
-                present = {name for name, (time, _, _) in self.heard.items() if time > self.now - SILENT}
+                present = {"a"} | {name for name, (time, _, _) in self.heard.items() if time > self.now - SILENT}
                 leaving = {*members.names} - {*wanted.names}
                 if leaving & present and sum(has.get(name, 0) >= role.trimmed for name in wanted.names) < 2:
                     self.waits = (asked.ident, self.now if self.waits[0] != asked.ident else self.waits[1])

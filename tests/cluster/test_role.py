@@ -512,34 +512,31 @@ def test_a_server_that_takes_over_takes_a_free_place() -> None:
     assert [entry.members for entry in appends(role)] == [Members(2, ("other", "me"))]
 
 
-def test_a_server_that_is_no_member_does_not_take_over_and_stops_once_it_is_certain() -> None:
-    role = Role(ME, 0)
-    role.read(1, takeover(1, 0, members=Members(4, ("other", "third"))))
-    role.read(2, data(1, 0, b"abc"))
-    role.was_synced(3)
-    assert not role.take_over(2)
-    for _ in range(OUTSIDE - 1):
-        role.learned_last(2, 2)
-    role.learned_last(3, 2)  # the shared log has another entry, which may add this server
-    for _ in range(OUTSIDE):
-        role.learned_last(2, 2)
-    assert role.state is State.FOLLOWER
-    role.read(3, data(1, 3, b"def"))
-    role.learned_last(9, 3)
-    assert role.state is State.STOPPED
-    (change,) = [action for action in role.take() if isinstance(action, Changed)]
-    assert "this server, me, is not a member of the cluster, whose members are other and third" in change.reason
-    assert "fyrehose cluster add me" in change.reason
-
-
-def test_a_server_that_is_added_later_in_the_log_follows() -> None:
-    role = Role(ME, 0)
-    role.read(7, LogEntry(EntryKind.CHECKPOINT, 3, OTHER, 0, members=Members(1, ("other", "third"))))
-    role.read(8, LogEntry(EntryKind.MEMBERS, 3, OTHER, 0, members=Members(2, ("other", "third", "me"))))
-    for _ in range(2 * OUTSIDE):
-        role.learned_last(8, 8)
-    assert role.state is State.FOLLOWER
-    assert actions(role) == [Listed(Members(2, ("other", "third", "me")))]
+def test_a_server_that_is_no_member_stops_when_it_has_applied_all_entries_that_20_answers_have_mentioned() -> None:
+    """An answer may be late, and an entry that it does not mention may add this server."""
+    ran: Counter[str] = Counter()
+    for seed in range(60):
+        dice, role, answers = Random(seed), Role(ME, 0), list[int]()
+        names, most = ("other", "third"), dice.choice([1, 3])
+        role.read(7, LogEntry(EntryKind.CHECKPOINT, 3, OTHER, 0, members=Members(1, names)))
+        while role.state is State.FOLLOWER and role.applied < 40:
+            if dice.random() < 0.1:
+                version, listed = role.members.version + 1, names + ("me",) * (dice.random() < 0.3)
+                role.read(role.applied + 1, LogEntry(EntryKind.MEMBERS, 3, OTHER, 0, members=Members(version, listed)))
+            if "me" not in role.members.names:
+                assert not role.take_over(role.applied), "it is no member"
+            last = role.applied + dice.randrange(most)
+            stops = len(answers) >= OUTSIDE and max(answers[:OUTSIDE]) <= role.applied
+            answers = [] if role.admitted else [*answers, last]
+            role.learned_last(last, role.applied)
+            assert (role.state is State.STOPPED) == (stops and not role.admitted), f"after the answers {answers}"
+            ran["is added"] += role.admitted
+            ran["waits for an entry"] += len(answers) > OUTSIDE + 1
+        changes = [action.reason for action in role.take() if isinstance(action, Changed)]
+        why = "this server, me, is not a member of the cluster, whose members are other and third; run `fyrehose"
+        assert [change[: len(why)] for change in changes] == [why] * len(changes)
+        ran["stops"] += len(changes)
+    assert len(+ran) == 3, f"a branch never ran: {ran}"
 
 
 def test_a_follower_reports_what_is_on_disk_also_after_a_power_cut() -> None:

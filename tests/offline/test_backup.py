@@ -219,6 +219,7 @@ class World:
             must = self.have & wanted if mirror else self.have
             assert must <= found <= self.have | wanted, "a backup that was killed has lost what it had"
             assert not found or verify(target).problems == []
+            assert not found or look(target).mark >= scan.read_mark(target), "it is read up to its MARK"
             self.have = found
         else:
             self.did["mirror" if mirror else "kept"] += 1

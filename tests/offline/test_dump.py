@@ -107,9 +107,12 @@ def test_missing_numbers_are_counted(open_journal) -> None:
     assert of.missing == of.last - 2 == 1 << 20
 
 
-def test_streams_whose_records_retention_has_deleted_are_listed(open_journal) -> None:
+@pytest.mark.parametrize("retires", [False, True])
+def test_streams_whose_records_retention_has_deleted_are_listed(open_journal, retires: bool) -> None:
     bench = open_journal(segment_size=4096, keep_bytes=8000)
     bench.append(b"once", b"twice", stream="rare")
+    if retires:
+        bench.journal.retire(["rare"])
     for i in range(100):
         bench.append(b"%03d" % i * 100)
     of = dump.stats(bench.directory).streams["rare"]

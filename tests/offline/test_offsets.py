@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import scan
 from fyrehose.offline.offsets import Offset, Offsets
 from fyrehose.offline.places import Directory
 from fyrehose.offline.view import look
+from fyrehose.offline.walk import Batch, Log, SegmentStart, walk
+from tests.offline.conftest import flip
 
 
 def test_an_offset_survives_a_round_trip_through_json() -> None:
@@ -35,6 +40,31 @@ def test_an_offset_survives_a_round_trip_through_json() -> None:
 def test_other_json_values_are_refused_as_an_offset(fields: Any) -> None:
     with pytest.raises(ValueError, match=r"invalid offset|hex"):
         Offset.parse(fields)
+
+
+def test_offsets_are_the_chains_in_the_files_and_stay_valid_when_damage_is_set_aside(
+    open_journal: Callable[..., Any],
+) -> None:
+    bench = open_journal(segment_size=4096)
+    for number in range(40):
+        bench.append(b"%03d" % number * 100)
+    bench.close()
+    place, view, chains = Directory(bench.directory), look(bench.directory), dict[int, int]()
+    for found in walk(Log.of(bench.directory)):
+        if isinstance(found, SegmentStart) and found.header is not None:
+            chains[found.segment.base] = found.header.chain
+        elif isinstance(found, Batch):
+            chains |= {found.header.position: found.header.chain, found.header.end: found.header.checksum}
+    offsets = {position: Offsets(place).at(position) for position in chains}
+    assert {position: offset.chain for position, offset in offsets.items()} == chains
+    segments = scan.segments(bench.directory)
+    flip(segments[2].path, 20)  # in its header
+    flip(segments[4].path, 1000)
+    open_journal(segment_size=4096, quarantine=True).close()
+    for offset in offsets.values():
+        Offsets(place).check(offset, look(bench.directory), "read all of it again")
+    with pytest.raises(JournalCorrupt, match=r"does not continue at position \d+ .*; read all of it again"):
+        Offsets(place).check(attrs.evolve(offset, chain=7), view, "read all of it again")
 
 
 def test_offset_at_the_end_is_that_of_a_journal_that_was_put_back(

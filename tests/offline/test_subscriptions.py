@@ -30,7 +30,7 @@ def change(name: str, **fields: object) -> Run:
 
 def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_journal) -> None:
     bench = open_journal()
-    for stream in ("logs.a", "logs.b", "other"):
+    for stream in ("logs.a", "logs.b", "logs.c", "other"):
         bench.append(*[b"x"] * 10, stream=stream)
     records = (
         created("one", SubscriptionOptions(stream="other", ack="all")),
@@ -52,7 +52,7 @@ def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_jo
     assert all(each.pop("active") for each in found)
     assert found == [
         {"name": "one", "stream": "other", "kind": "stream", "position": 4, "lag": 6},
-        {"name": "many", "stream": "logs.*", "kind": "pattern", "streams": 2, "lag": 8},
+        {"name": "many", "stream": "logs.*", "kind": "pattern", "streams": 3, "lag": 18},
         {
             "name": "work",
             "stream": "other",
