@@ -104,8 +104,10 @@ class Offsets:
         first = extent.base + fmt.SEGMENT_HEADER.size
         if position <= first:
             header = reader.header()
-            # A header that --quarantine has replaced has no time of creation, and no known chain.
-            return header.chain if position in (extent.base, first) and header.created else None
+            # If --quarantine has replaced the header and the first batch, neither has the chain from before; an earlier
+            # version replaced headers without a time of creation.
+            replaced = not header.created or (first < extent.end and reader.header_ahead(first).mended)
+            return header.chain if position in (extent.base, first) and not replaced else None
         if position < extent.end:
             batch = reader.header_ahead(position)
             return None if batch.mended else batch.chain

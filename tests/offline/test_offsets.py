@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from fyrehose.errors import JournalCorrupt
+from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.offline.offsets import Offset, Offsets
 from fyrehose.offline.places import Directory
@@ -46,7 +47,7 @@ def test_offsets_are_the_chains_in_the_files_and_stay_valid_when_damage_is_set_a
     open_journal: Callable[..., Any],
 ) -> None:
     bench = open_journal(segment_size=4096)
-    for number in range(40):
+    for number in range(80):
         bench.append(b"%03d" % number * 100)
     bench.close()
     place, view, chains = Directory(bench.directory), look(bench.directory), dict[int, int]()
@@ -58,9 +59,15 @@ def test_offsets_are_the_chains_in_the_files_and_stay_valid_when_damage_is_set_a
     offsets = {position: Offsets(place).at(position) for position in chains}
     assert {position: offset.chain for position, offset in offsets.items()} == chains
     segments = scan.segments(bench.directory)
-    flip(segments[2].path, 20)  # in its header
-    flip(segments[4].path, 1000)
+    assert len(segments) > 6
+    last = [position for position in chains if segments[4].base < position < segments[5].base][-1] - segments[4].base
+    for number, at in ((1, 20), (3, 1000), (4, last + 20), (5, 20), (5, fmt.SEGMENT_HEADER.size + 20)):
+        flip(segments[number].path, at)
     open_journal(segment_size=4096, quarantine=True).close()
+    with segments[2].path.open("r+b") as file:  # an earlier version has replaced this header
+        header = fmt.SegmentHeader.unpack(file.read(fmt.SEGMENT_HEADER.size))
+        file.seek(0)
+        file.write(attrs.evolve(header, created=0, chain=7).pack())
     for offset in offsets.values():
         Offsets(place).check(offset, look(bench.directory), "read all of it again")
     with pytest.raises(JournalCorrupt, match=r"does not continue at position \d+ .*; read all of it again"):
