@@ -9,8 +9,6 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fyrehose.broker.policy import parse
 from fyrehose.broker.streams import StreamRule, StreamRules
@@ -380,30 +378,40 @@ def test_damaged_records_are_not_recognized() -> None:
     assert receiver.connect().send(event(1)) == [event(1)]
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=40), st.integers(1, 20))
-@settings(max_examples=100, deadline=None)
-def test_ledger_finds_exactly_the_groups_that_it_has_not_forgotten(steps: list[tuple[int, int]], capacity: int) -> None:
-    charged: list[int] = []
-    ledger: Ledger[int] = Ledger(capacity, charged.append)
-    made, entered = Fingerprints(), {}
-    for group, count in steps:
-        found = made.of(Receiver.run(*(event(100 * group + n) for n in range(count))))
-        if group in entered:
-            ledger.forget([group])
-            del entered[group]
-        elif ledger.enter(group, found):
-            entered[group] = found
-        assert sum(len(each) // 12 for each in entered.values()) <= capacity
-        for each, column in entered.items():
-            assert ledger.find(column) == [each] * (len(column) // 12)
-    ledger.forget(list(entered))
-    assert (sum(charged), len(ledger)) == (0, 0)
-
-
 def column(first: int, count: int) -> bytes:
     """Return *count* fingerprints from number *first* on, which are spread over a table."""
     numbers = range(first, first + count)
     return b"".join((n * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little") + b"\1\0\0\0" for n in numbers)
+
+
+@pytest.mark.parametrize("capacity", [1, 5, 20, 100, 300])
+def test_ledger_finds_exactly_the_groups_that_it_has_not_forgotten(capacity: int) -> None:
+    """Also what another group enters again, while a table with its first group is being replaced."""
+    dice, charged, events = Random(capacity), list[int](), range(capacity + 60)
+    ledger: Ledger[int] = Ledger(capacity, charged.append)
+    group_of: dict[int, int] = {}  # by event
+    refused = 0
+    for number in range(600):
+        groups = sorted(set(group_of.values()))
+        if groups and dice.random() < 0.3:
+            gone = dice.sample(groups, k=1)
+            ledger.forget(gone)
+            group_of = {event: group for event, group in group_of.items() if group not in gone}
+        else:
+            group = dice.choice((number, number, *groups[-1:]))
+            free = [event for event in events if event not in group_of]
+            chosen = dice.sample(free, k=min(len(free), dice.randint(1, 9)))
+            if ledger.enter(group, b"".join(column(event, 1) for event in chosen)):
+                group_of |= dict.fromkeys(chosen, group)
+            else:
+                refused += 1
+                assert len(group_of) + len(chosen) > capacity, "there is room"
+        assert len(ledger) == len(group_of) <= capacity
+        found = ledger.find(column(0, len(events))) or [None] * len(events)
+        assert {event: group for event, group in enumerate(found) if group is not None} == group_of
+    assert refused, "the table was never full"
+    ledger.forget(set(group_of.values()))
+    assert (sum(charged), len(ledger)) == (0, 0)
 
 
 def test_memory_of_a_ledger_is_given_back_at_any_moment() -> None:
