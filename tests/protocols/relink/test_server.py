@@ -520,6 +520,7 @@ def test_newest_connection_gets_the_link(make_server: Any) -> None:
     server.journal.commit()
     server.clock.advance(0)
     third.session.receive_data(third.transport.value())
+    assert third.session.linked, "the second connection waited, too, and must not take its turn"
     assert third.link is peer.link
 
 
