@@ -224,7 +224,7 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/torture/reorder.py --count $(call scaled,5)
 	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,20000)
 	$(BIN)/python tests/verification/torture/workers.py --minutes $(call scaled,2) --records $(call scaled,10000) --kills
-	$(BIN)/python tests/verification/torture/workers.py --records 100000 --kills 2.5 --points $(call scaled,100)
+	$(BIN)/python tests/verification/torture/workers.py --minutes 20 --records 100000 --kills 2.5 --points $(call scaled,100)
 	$(BIN)/python tests/verification/torture/workers_takeovers.py --records 100000 --kills 2.5 --points $(call scaled,100) \
 		--only take-over
 	$(BIN)/python tests/verification/torture/workers_fair.py --subscriptions $(call scaled,1000)
@@ -238,7 +238,6 @@ torture: .venv/native.stamp
 	$(BIN)/python tests/verification/simulation/run.py --bugs --servers 3
 	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,2000) --servers 2 --jobs $(JOBS)
 	$(BIN)/python tests/verification/simulation/run.py --count $(call scaled,2000) --servers 3 --jobs $(JOBS)
-	$(BIN)/python tests/verification/torture/mutants.py --jobs $(JOBS)
 	$(BIN)/python tests/verification/torture/generated.py --count $(call scaled,1000) --jobs $(JOBS)
 	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(call scaled,100000)
 	$(BIN)/python tests/verification/torture/relink_schedules.py --count $(call scaled,100000) --losses

@@ -2,6 +2,7 @@
 """Put generated bugs (mutants) into modules, one at a time, and report those that no test notices.
 
     generated.py [MODULE...] [--count N] [--seed S] [--jobs J] [--budget SECONDS] [--json FILE] [--again FILE] [--list]
+                 [--planted]
 
 --count mutants of the modules are drawn at random (mutations.py lists their kinds); 0 takes all of them.  First every
 test file runs once without a bug, to learn which tests execute which lines; the result is cached in --cache until the
@@ -10,9 +11,12 @@ up to --budget seconds; tests of the module and quick tests come first.  If the 
 imported, such as a constant, all tests of the module and all that execute any of its lines run.  A mutant that makes a
 test run ten times as long counts as noticed.
 
+The bugs of mutants_table.py in these modules are planted, too; with --planted only they.  If the text of one does not
+occur exactly once in its file, nothing runs: fix the table first.
+
 Equivalent and harmless mutants are listed in explained.toml with a reason, and are not tried.  The exit status is 1 if
-more than --alive percent of the mutants were not noticed, if an explanation no longer matches a mutant of its module,
-or if a test fails without a bug.
+any planted bug, or more than --alive percent of all, was not noticed, if an explanation no longer matches a mutant of
+its module, or if a test fails without a bug.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,7 +40,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import mutant_runs
 from mutant_runs import Farm, Learned, Verdict
-from mutations import Mutation, mutations
+from mutants_table import PLANTED
+from mutations import Mutation, mutations, replacing
 
 ROOT = Path(__file__).parents[3]
 EXPLAINED = Path(__file__).with_name("explained.toml")
@@ -87,6 +92,8 @@ TESTS = (
             "protocols/*/",
         )
     ),
+    "tests/spark/test_lake.py",
+    "tests/verification/consumers/test_exclusives.py",
 )
 #: Other files on which the results of the tests depend.
 HELPERS = (
@@ -94,11 +101,16 @@ HELPERS = (
     "tests/*/conftest.py",
     "tests/protocols/*/conftest.py",
     "tests/verification/simulation/*.py",
+    "tests/verification/consumers/*.py",
 )
 #: How many seconds of tests run in the first round, in one process.
 FIRST = 1.5
 #: How many tests run for one mutant at most.
 MOST_TESTS = 400
+#: The outcomes of mutants that no test has noticed.
+UNNOTICED = ("alive", "uncovered")
+#: How many seconds of tests run for a planted bug, which has to be noticed.
+PATIENCE = 60.0
 
 
 @attrs.frozen
@@ -265,10 +277,12 @@ def verdicts(
     pool: ProcessPoolExecutor, chosen: Sequence[Mutation], known: Knowledge, budget: float
 ) -> Iterator[tuple[Mutation, Verdict]]:
     """Try one mutant after the other; yield each with its verdict."""
-    work = [(mutant, rounds(known.noticing(mutant), budget)) for mutant in chosen]
+    work = [
+        (mutant, rounds(known.noticing(mutant), PATIENCE if mutant.kind == "planted" else budget)) for mutant in chosen
+    ]
     alive = 0
     for number, (mutant, verdict) in enumerate(zip(chosen, pool.map(_judge, work), strict=True), 1):
-        alive += verdict.outcome in ("alive", "uncovered")
+        alive += verdict.outcome in UNNOTICED
         if number % 100 == 0:
             print(f"{number} of {len(chosen)} mutants, {alive} alive", flush=True)
         _progress(f"{number} of {len(chosen)} mutants, {alive} alive: {mutant.file}:{mutant.line}")
@@ -297,26 +311,50 @@ def report(results: Sequence[tuple[Mutation, Verdict]], explained: int, seconds:
     return share
 
 
+def planted(root: Path, table: Mapping[str, Iterable[tuple[str, str, str]]]) -> list[Mutation]:
+    """Return the bugs of *table*: by file, the name of each, a text in the file, and its replacement.
+
+    :raises SystemExit: a text does not occur exactly once in its file, which each line of the message names
+    """
+    found, broken = [], []
+    for file, bugs in table.items():
+        source = (root / file).read_text() if (root / file).exists() else ""
+        for name, old, new in bugs:
+            if (times := source.count(old)) == 1:
+                found.append(replacing(file, source, name, old, new))
+            else:
+                broken.append(f"{name}: {old!r} stands {times} times in {file}, not once")
+    if broken:
+        raise SystemExit("\n".join((*broken, f"{len(broken)} bugs do not fit the sources: fix mutants_table.py")))
+    return found
+
+
 def draw(
     arguments: argparse.Namespace, known_reasons: Sequence[Explanation]
 ) -> tuple[list[Mutation], int, list[Explanation]]:
-    """Return the mutants to try, the number of explained ones, and the explanations that match no mutant any more."""
+    """Return the bugs to try, the number of explained ones, and the explanations that match no mutant any more."""
     named = [path for path in files(arguments.root, arguments.modules or MODULES) if path.name != "__init__.py"]
-    every = [one for path in named for one in mutations(str(path.relative_to(arguments.root)), path.read_text())]
+    names = {str(path.relative_to(arguments.root)) for path in named}
+    bugs = planted(arguments.root, {f: each for f, each in PLANTED.items() if not arguments.modules or f in names})
+    every = (
+        []
+        if arguments.planted
+        else [one for path in named for one in mutations(str(path.relative_to(arguments.root)), path.read_text())]
+    )
     mutated = {mutant.file for mutant in every}
     stale = [
         reason for reason in known_reasons if reason.file in mutated and not any(reason.fits(one) for one in every)
     ]
     stale += [reason for reason in known_reasons if not (arguments.root / reason.file).exists()]
-    chosen = every
+    chosen = [*bugs, *every]
     if arguments.again:
         wanted = {tuple(key) for key in json.loads(arguments.again.read_text())["alive"]}
-        chosen = [one for one in every if key_of(one) in wanted]
+        chosen = [one for one in chosen if key_of(one) in wanted]
     elif 0 < arguments.count < len(every):
         places = sorted(random.Random(arguments.seed).sample(range(len(every)), arguments.count))
-        chosen = [every[at] for at in places]
-    planted = [one for one in chosen if not any(reason.fits(one) for reason in known_reasons)]
-    return planted, len(chosen) - len(planted), stale
+        chosen = [*bugs, *(every[at] for at in places)]
+    tried = [one for one in chosen if not any(reason.fits(one) for reason in known_reasons)]
+    return tried, len(chosen) - len(tried), stale
 
 
 def status(share: float, most: float, trouble: bool) -> int:
@@ -346,6 +384,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the mutants that no test noticed to this file")
     parser.add_argument("--again", type=Path, help="try only the mutants in a file written by --json")
     parser.add_argument("--explained", type=Path, default=EXPLAINED)
+    parser.add_argument("--planted", action="store_true", help="try only the bugs of mutants_table.py")
     parser.add_argument("--bare", action="store_true", help="import no packages ahead, for a small tree")
     parser.add_argument("--list", action="store_true", help="only print which mutants would be tried")
     arguments = parser.parse_args(words)
@@ -367,17 +406,20 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{len(known.tests)} tests learned in {time.monotonic() - began:.0f} s", flush=True)
         for mutant, verdict in verdicts(pool, chosen, known, arguments.budget):
             results.append((mutant, verdict))
-            if verdict.outcome in ("alive", "uncovered"):
+            if verdict.outcome in UNNOTICED:
                 print(f"{verdict.outcome.upper()} after {verdict.tests} tests: {mutant}", flush=True)
     if arguments.json:
-        lives = [key_of(mutant) for mutant, verdict in results if verdict.outcome in ("alive", "uncovered")]
+        lives = [key_of(mutant) for mutant, verdict in results if verdict.outcome in UNNOTICED]
         arguments.json.write_text(json.dumps({"alive": lives}, indent=1))
+    missed = [mutant for mutant, verdict in results if mutant.kind == "planted" and verdict.outcome in UNNOTICED]
     share = report(results, explained, time.monotonic() - began)
+    for mutant in missed:
+        print(f"NOT NOTICED: {mutant.function}, which was planted in {mutant.file}")
     for reason in stale:
         print(f"STALE: no mutant fits the explanation {reason.file} {reason.function} [{reason.kind}] {reason.old!r}")
     for name in known.failed:
         print(f"FAILED without any bug: {name}")
-    return status(share, arguments.alive, bool(stale or known.failed) or not (results or explained))
+    return status(share, arguments.alive, bool(stale or missed or known.failed) or not (results or explained))
 
 
 if __name__ == "__main__":

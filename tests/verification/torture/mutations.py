@@ -151,6 +151,22 @@ def mutations(file: str, source: str) -> list[Mutation]:
     return found
 
 
+def replacing(file: str, source: str, name: str, old: str, new: str) -> Mutation:
+    """Return the bug *name*, in which *new* replaces *old*; a test that executes a line that differs meets it."""
+    begin, before, after = source.index(old), old.splitlines(), new.splitlines()
+    first = source.count("\n", 0, begin) + 1 + _alike(before, after)
+    last = source.count("\n", 0, begin) + len(before) - _alike(before[::-1], after[::-1])
+    lines, span = range(first, max(first, last) + 1), (begin, begin + len(old))
+    return Mutation(file, first, lines, name, "planted", _one_line(old), _one_line(new), 0, span, new)
+
+
+def _alike(some: list[str], others: list[str]) -> int:
+    """Return how many of the first lines are the same, but never all of *some*."""
+    return next(
+        (at for at, (one, other) in enumerate(zip(some[:-1], others, strict=False)) if one != other), len(some) - 1
+    )
+
+
 def _one_line(text: str) -> str:
     return re.sub(r":\s+#.*$", ":", " ".join(text.split()))
 
@@ -222,11 +238,10 @@ class _Finder(ast.NodeVisitor):
 
     # Code that is not mutated:
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+    def visit_JoinedStr(self, node: ast.AST) -> None:
         pass
 
-    def visit_Assert(self, node: ast.Assert) -> None:
-        pass
+    visit_Assert = visit_JoinedStr
 
     def visit_arguments(self, node: ast.arguments) -> None:
         for default in (*node.defaults, *filter(None, node.kw_defaults)):
@@ -338,17 +353,10 @@ class _Finder(ast.NodeVisitor):
                 self._add("delete", node, "pass")
             self.visit(node.value)
 
-    def visit_Raise(self, node: ast.Raise) -> None:
+    def visit_Raise(self, node: ast.stmt) -> None:
         self._add("delete", node, "pass")
 
-    def visit_Continue(self, node: ast.Continue) -> None:
-        self._add("delete", node, "pass")
-
-    def visit_Break(self, node: ast.Break) -> None:
-        self._add("delete", node, "pass")
-
-    def visit_Delete(self, node: ast.Delete) -> None:
-        self._add("delete", node, "pass")
+    visit_Continue = visit_Break = visit_Delete = visit_Raise
 
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is None:

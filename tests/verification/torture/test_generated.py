@@ -142,6 +142,33 @@ def test_mutant_is_named_by_its_text_and_not_by_its_line() -> None:
     assert moved.line == first.line + 3
 
 
+def test_every_planted_bug_fits_the_sources() -> None:
+    bugs = generated.planted(generated.ROOT, generated.PLANTED)
+    for bug in bugs:
+        ast.parse(bug.applied(generated.ROOT.joinpath(bug.file).read_text()))
+    assert bugs
+
+
+def test_planted_bugs_whose_text_is_gone_or_ambiguous_are_named_and_nothing_runs(tmp_path: Path) -> None:
+    tmp_path.joinpath("m.py").write_text("def f(x):\n    y = x\n    return x\n")
+    fitting = ("fitting", "    y = x\n    return x", "    y = x\n    return y")
+    (made,) = generated.planted(tmp_path, {"m.py": [fitting]})
+    assert (made.lines, made.applied("def f(x):\n    y = x\n    return x\n")) == (
+        range(3, 4),
+        "def f(x):\n    y = x\n    return y\n",
+    )
+    table = {
+        "m.py": [("gone", "this stands nowhere", ""), fitting, ("ambiguous", "x", "")],
+        "n.py": [("no file", "x", "")],
+    }
+    with pytest.raises(SystemExit) as refused:
+        generated.planted(tmp_path, table)
+    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
+        *("gone", "ambiguous", "no file"),
+        "3 bugs do not fit the sources",
+    ]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Return a tree with a tested function, one that is only called, one that is neither, and a constant."""
@@ -210,7 +237,7 @@ def test_too_many_unnoticed_mutants_fail_the_run() -> None:
 def test_every_explanation_of_the_package_still_fits_a_mutant() -> None:
     known = generated.explanations(generated.EXPLAINED)
     explained = sorted({each.file for each in known if generated.ROOT.joinpath(each.file).exists()})
-    everything = Namespace(root=generated.ROOT, modules=explained, again=None, count=0, seed=0)
+    everything = Namespace(root=generated.ROOT, modules=explained, again=None, planted=False, count=0, seed=0)
     _, _, stale = generated.draw(everything, known)
     assert [f"{each.file} {each.function} {each.old!r}" for each in stale] == []
 
