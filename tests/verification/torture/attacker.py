@@ -25,20 +25,9 @@ LEFT_OPEN = 150
 #: How often the attacker sends a complete message of the largest size, or of one byte less or more.
 WHOLE = 0.02
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
-HELLO = bytes(8) + b"\x09publish:x" + bytes(3) + bytes(3) + bytes(16)
-
-
-def _json(sequence: int, data: bytes) -> bytes:
-    return b"2J" + struct.pack(">II", sequence, len(data)) + data
-
-
-def _ready(kind: bytes) -> bytes:
-    properties = b"".join(
-        bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
-        for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
-    )
-    return b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties
+#: What clients of Relink and the event bus send before anything else.
+HELLO = bytes(8) + wire.relink_hello(b"publish:x")
+DEALER, SUB = (wire.ZMTP_GREETING + wire.zmtp_ready(kind) for kind in (b"DEALER", b"SUB"))
 
 
 def _edges(*limits: int) -> list[int]:
@@ -57,12 +46,12 @@ def _at_the_limits() -> dict[str, list[bytes]]:
     relink = [HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, n) + b"x" * 9 for n in EDGES]
     relink += [HELLO + struct.pack("<BBxxI", 0x13, 1, n) + bytes(90) for n in _edges(1024)]
     relink += [HELLO + struct.pack("<BBHI", 0x31, 0, 0, n) + bytes(90) for n in _edges(1024)]
-    eventbus = [GREETING + _ready(b"DEALER") + b"\2" + struct.pack(">Q", n) + b"x" * 9 for n in EDGES]
+    eventbus = [DEALER + b"\2" + struct.pack(">Q", n) + b"x" * 9 for n in EDGES]
     backbone = [struct.pack(">BH6x", wire.PUSH, n) + bytes(n) for n in (65_497, 65_498)]
     return {"figg": figg, "lumberjack": lumberjack, "relink": relink, "eventbus": eventbus, "backbone": backbone}
 
 
-_PACKED = zlib.compress(_json(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
+_PACKED = zlib.compress(wire.json_event(1, b"{}") * 50 + b"2C" + struct.pack(">I", 9) + b"x" * 9)
 #: What valid clients send to each listener.
 SEEDS = {
     "figg": [
@@ -72,7 +61,7 @@ SEEDS = {
         wire.HEADER.pack(wire.PUBLISH, 1, 0xFFFFFFFF) + b"\xff" * 40,
     ],
     "lumberjack": [
-        b"2W\0\0\0\2" + _json(1, b'{"a":1}') + _json(2, b""),
+        b"2W\0\0\0\2" + wire.json_event(1, b'{"a":1}') + wire.json_event(2, b""),
         b"2W\xff\xff\xff\xff2C" + struct.pack(">I", len(_PACKED)) + _PACKED,
         b"1W\0\0\0\x011D\0\0\0\1\0\0\0\1\0\0\0\1k\0\0\0\1v",
         b"1D\0\0\0\1\xff\xff\xff\xff",
@@ -83,10 +72,10 @@ SEEDS = {
         HELLO + b"\x13\xff" + b"\xff" * 30,
     ],
     "eventbus": [
-        GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\0\1d",
-        GREETING + _ready(b"DEALER") + b"\1\x09SYNCSTART\1\0\0\0",
-        GREETING + _ready(b"SUB") + b"\0\1\1",
-        GREETING[:20],
+        DEALER + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\0\1d",
+        DEALER + b"\1\x09SYNCSTART\1\0\0\0",
+        SUB + b"\0\1\1",
+        DEALER[:20],
     ],
     "backbone": [
         wire.push(b"fuzz"),
@@ -109,11 +98,9 @@ def whole(dice: random.Random) -> tuple[str, bytes]:
     data = bytes(size)
     said = {
         "figg": lambda: wire.publish(b"fuzz", 1, data),
-        "lumberjack": lambda: b"2W\0\0\0\1" + _json(1, data),
+        "lumberjack": lambda: b"2W\0\0\0\1" + wire.json_event(1, data),
         "relink": lambda: HELLO + struct.pack("<BBH4xQ", 0x51, 1, 0, size) + data + bytes(-size % 8),
-        "eventbus": lambda: (
-            GREETING + _ready(b"DEALER") + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\2" + struct.pack(">Q", size) + data
-        ),
+        "eventbus": lambda: DEALER + b"\1\3/a/\1\4null\1\2me\1\1t\1\1u\2" + struct.pack(">Q", size) + data,
     }
     return listener, said[listener]()
 

@@ -1,7 +1,7 @@
 """Publishers and subscribers of a cluster, which know the addresses of all servers and record what servers tell them.
 
     Notes        the messages that subscribers of any server received, by stream and number, shared by all threads
-    Publisher    publishes by Figg, Relink (raw sockets), lumberjack (pylogbeat), HTTP (http.client) or event bus
+    Publisher    publishes by Figg, Relink, lumberjack (raw sockets), HTTP (http.client) or event bus
                  (pyzmq); it moves to the next server when one does not acknowledge in time, and sends unacknowledged
                  messages again
     Subscriber   reads every stream from one server with Figg, and resumes after its last record
@@ -20,7 +20,6 @@ import struct
 import threading
 import time
 import urllib.parse
-import uuid
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from typing import Any
 
 import listeners
 import load
-import pylogbeat
 import wire
 import zmq
 
@@ -43,7 +41,6 @@ LARGEST = 1 << 12
 ASK, ANSWER = 0.1, 0.5
 #: The largest payload of each publisher.
 SIZES = dict.fromkeys(range(1, 6), LARGEST)
-TIME = b"2024-05-01T10:20:30.123Z"
 
 
 class Notes:
@@ -89,21 +86,18 @@ class Publisher(threading.Thread):
     :ivar times: how often each message was sent, for messages that were sent more than once
     """
 
-    protocol = ""
+    protocol = stream = ""
 
     def __init__(self, number: int, places: list[int], notes: Notes) -> None:
         super().__init__(name=f"publisher {self.protocol}", daemon=True)
         self.number, self.places, self.notes = number, places, notes
+        self.stream = self.stream or f"by-{self.protocol}"
         self.acked = self.sent = self.checked = 0
         self.times: dict[int, int] = {}
         self.acks: list[float] = []
         self.tries = 0
         self._at = 0
         self._ended = threading.Event()
-
-    @property
-    def stream(self) -> str:
-        return f"by-{self.protocol}"
 
     def payload(self, number: int) -> bytes:
         return wire.payload(self.number, number, LARGEST)
@@ -113,7 +107,7 @@ class Publisher(threading.Thread):
             self.tries += 1
             try:
                 self.session(self.places[self._at])
-            except (OSError, http.client.HTTPException, struct.error, zmq.ZMQError, pylogbeat.ConnectionException):
+            except (OSError, http.client.HTTPException, struct.error, zmq.ZMQError):
                 self._at = (self._at + 1) % len(self.places)
                 self._ended.wait(0.1)
             except Exception as error:
@@ -212,51 +206,27 @@ class Figg(_Windowed):
     made = load.Publisher
 
 
-class _Connector(listeners.Relink):
-    """A Relink connector that counts the links that it begins."""
-
-    links = 0
-
-    def _linked(self, link: Any) -> None:
-        self.links += link != self.link
-        super()._linked(link)
-
-
 class Relink(_Windowed):
     """A Relink publisher: messages are stored once, because the next leader resumes the link."""
 
     protocol = "relink"
-    made = _Connector
+    made = listeners.Relink
 
     def check(self, acked: int) -> list[str]:
         found = super().check(acked)
-        if self.inner.links > 1:
-            found.append(f"relink: {self.inner.links} links were begun; a server did not know the link any more")
+        if self.inner.peer.begun > 1:
+            found.append(f"relink: {self.inner.peer.begun} links were begun; a server did not know the link any more")
         return found
 
 
-class Lumberjack(Publisher):
+class Lumberjack(_Windowed):
     """A publisher of events with an identity, so that each is stored once even if it is sent again."""
 
-    protocol = "lumberjack"
+    protocol = stream = "lumberjack"
+    made = listeners.Lumberjack
 
-    @property
-    def stream(self) -> str:
-        return "lumberjack"
-
-    def session(self, port: int) -> None:
-        client = pylogbeat.PyLogBeatClient("127.0.0.1", port, timeout=PATIENCE)
-        client._log = lambda *args, **kwargs: None  # otherwise pylogbeat prints errors when it closes
-        try:
-            while not self._ended.is_set():
-                numbers = range(self.acked + 1, self.acked + 1 + WINDOW)
-                self.sent = max(self.sent, numbers[-1])
-                client._sequence = 0
-                client.send([wire.event(self.number, number, LARGEST) for number in numbers])
-                self.acknowledged(numbers[-1])
-                self._ended.wait(REST)
-        finally:
-            client.close()
+    def _count_resent(self) -> None:
+        """Count nothing, because no event may be stored again."""
 
 
 class Http(Publisher):
@@ -297,11 +267,7 @@ class Http(Publisher):
 class EventBus(Publisher):
     """An event bus publisher: a DEALER and a SUB that know all servers; the BROADCAST of an event acknowledges it."""
 
-    protocol = "eventbus"
-
-    @property
-    def stream(self) -> str:
-        return "eventbus"
+    protocol = stream = "eventbus"
 
     def session(self, port: int) -> None:
         context = zmq.Context.instance()
@@ -333,7 +299,8 @@ class EventBus(Publisher):
                 following += 1
             for number in due:
                 try:
-                    dealer.send_multipart(self._event(number), zmq.NOBLOCK)
+                    event = wire.bus_event(b"/torture/", self.number, number, self.payload(number))
+                    dealer.send_multipart(event, zmq.NOBLOCK)
                     self.sending(number)
                 except zmq.Again:
                     self.sent = max(self.sent, number)  # the message is kept, and sent again later
@@ -349,10 +316,6 @@ class EventBus(Publisher):
                 done.discard(self.acked + 1)
                 self.acknowledged(self.acked + 1)
             self._ended.wait(REST)
-
-    def _event(self, number: int) -> list[bytes]:
-        made = str(uuid.UUID(int=self.number << 64 | number, version=4)).encode()
-        return [b"/torture/", b"null", b"torture", TIME, made, self.payload(number)]
 
 
 class Subscriber(threading.Thread):

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import random
 import re
@@ -43,14 +42,14 @@ import ssl
 import struct
 import threading
 import time
-import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from multiprocessing.connection import Connection
 from typing import Any
 
 import wire
+from load import Worker
 
 PATIENCE = 60.0
 Said = tuple[str, list[str]]
@@ -65,37 +64,23 @@ OPTIONS = {"keys": ["server.memory=64MiB"]}
 SECURED = "figg/secured"
 #: The listener that uses TLS without client certificates.
 TLS = "figg/tls"
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 
 
-class Attack:
-    """A process that attacks until :meth:`end` is called."""
+class Attack(Worker):
+    """A process that attacks until :meth:`end` is called; ``plan``: the attack, the ports, and its address."""
 
-    def __init__(self, name: str, ports: dict[str, int], address: str) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("fork").Process(
-            target=self._run, args=(theirs, name, ports, address), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    @staticmethod
-    def _run(pipe: Connection, name: str, ports: dict[str, int], address: str) -> None:
+    def _run(self, pipe: Connection, *plan: Any) -> None:
+        name, ports, address = plan
         pipe.send(ATTACKS[name](ports, address, pipe.poll))
 
     def end(self) -> Said:
         """Stop the attack; return what it did, and what should not have been possible."""
-        with contextlib.suppress(BrokenPipeError):
-            self._pipe.send("enough")
         try:
-            if not self._pipe.poll(PATIENCE):
-                raise TimeoutError("the attack does not end")
-            found: Said = self._pipe.recv()
-        except EOFError:
+            found: Said = self.ask("enough")
+        except (EOFError, BrokenPipeError):
             return "it failed", ["the attack failed, see above"]
         finally:
-            self._process.kill()
-            self._process.join()
+            self.close()
         return found
 
 
@@ -113,6 +98,48 @@ def connect(port: int, address: str, receive_buffer: int = 0) -> socket.socket |
         peer.close()
         return None
     return peer
+
+
+def datagram_socket(ports: dict[str, int], address: str) -> socket.socket:
+    """Return a socket of *address* that sends to the backbone and never blocks."""
+    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    peer.bind((address, 0))
+    peer.connect(("127.0.0.1", ports["backbone"]))
+    peer.setblocking(False)
+    return peer
+
+
+def waiting(peer: socket.socket) -> Iterator[bytes]:
+    """Yield the datagrams that *peer* has received."""
+    with contextlib.suppress(OSError):
+        while datagram := peer.recv(1 << 16):
+            yield datagram
+
+
+def fill_backbone(writer: socket.socket) -> None:
+    """Push 10,000 small messages."""
+    for n in range(10_000):
+        with contextlib.suppress(BlockingIOError):
+            writer.send(wire.push(b"%0200d" % n))
+        if n % 50 == 0:
+            time.sleep(0.005)
+
+
+def together(count: int, again: Callable[[threading.Event], None], stopped: Stopped) -> None:
+    """Run *again* in *count* threads until the attack is stopped; it is called with the event that ends it."""
+    ended = threading.Event()
+    for _ in range(count):
+        threading.Thread(target=again, args=(ended,), daemon=True).start()
+    while not stopped(0.5):
+        pass
+    ended.set()
+
+
+def insecure() -> ssl.SSLContext:
+    """Return a context of clients that check no certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def living(peers: list[socket.socket]) -> int:
@@ -206,70 +233,45 @@ def silent(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def keepalives(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    peers = []
-    for _ in range(1100):
-        peers.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        peers[-1].bind((address, 0))
-        peers[-1].connect(("127.0.0.1", ports["backbone"]))
-        peers[-1].setblocking(False)
+    peers = [datagram_socket(ports, address) for _ in range(1100)]
     sent = acked = 0
     while not stopped(2.0 if sent else 0.0):
         for peer in peers:
-            head = struct.pack(">B4sH", wire.KEEPALIVE, bytes(4), peer.getsockname()[1])
             with contextlib.suppress(OSError):
-                sent += peer.send(head + bytes(6) + os.urandom(16)) > 0
-            with contextlib.suppress(OSError):
-                while datagram := peer.recv(1 << 16):
-                    acked += datagram[0] == wire.KEEPALIVE_ACK
+                sent += peer.send(wire.keepalive(peer.getsockname()[1], os.urandom(16), wire.ANY, flags=0)) > 0
+            acked += sum(datagram[0] == wire.KEEPALIVE_ACK for datagram in waiting(peer))
     return f"{sent} KEEPALIVEs of 1,100 ports, {acked} acknowledged", []
 
 
 def requests(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    there = ("127.0.0.1", ports["backbone"])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as writer:
-        writer.bind((WRITER, 0))
-        for n in range(10_000):
-            writer.sendto(wire.push(b"%0200d" % n), there)
-            if n % 50 == 0:
-                time.sleep(0.005)
-    peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with datagram_socket(ports, WRITER) as writer:
+        fill_backbone(writer)
+    peer = datagram_socket(ports, STRANGER)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    peer.bind((STRANGER, 0))
-    peer.setblocking(False)
     request = struct.pack(">B4sHHIHI", 4, bytes(4), peer.getsockname()[1], 0, 0, 0xFFFF, 0xFFFFFFFF)
     sent = got = 0
     while not stopped(0.12):
         with contextlib.suppress(OSError):
-            sent += peer.sendto(request, there)
-        with contextlib.suppress(OSError):
-            while datagram := peer.recv(1 << 16):
-                got += len(datagram)
+            sent += peer.send(request)
+        got += sum(map(len, waiting(peer)))
     wrong = [f"{sent} bytes of REQUESTs brought {got} bytes"] if got > 3 * sent else []
     return f"{sent} bytes were sent, {got} came", wrong
 
 
 def gaps(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    there = ("127.0.0.1", ports["backbone"])
-    peers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(40)]
-    for peer in peers:
-        peer.bind((address, 0))
-        peer.setblocking(False)
-    for n in range(10_000):
-        peers[0].sendto(wire.push(b"%0200d" % n), there)
-        if n % 50 == 0:
-            time.sleep(0.005)
+    peers = [datagram_socket(ports, address) for _ in range(40)]
+    fill_backbone(peers[0])
     sent = got = turns = 0
     while not stopped(0.05):
         turns += 1
         for number, peer in enumerate(peers):
-            peer.sendto(struct.pack(">B12x16s", wire.KEEPALIVE, bytes(16)), there)
+            with contextlib.suppress(BlockingIOError):
+                peer.send(struct.pack(">B12x16s", wire.KEEPALIVE, bytes(16)))
             for n in range(25):
                 seq = 1 + (turns * 25 + n) * 2 % 10_000 + number % 2
                 with contextlib.suppress(BlockingIOError):
-                    sent += peer.sendto(struct.pack(">B6xHIHI", 4, 0, seq, 0, seq), there) > 0
-            with contextlib.suppress(BlockingIOError):
-                while datagram := peer.recv(1 << 16):
-                    got += datagram[0] == wire.DELIVER
+                    sent += peer.send(struct.pack(">B6xHIHI", 4, 0, seq, 0, seq)) > 0
+            got += sum(datagram[0] == wire.DELIVER for datagram in waiting(peer))
     return f"{sent} REQUESTs brought {got} records", []
 
 
@@ -278,12 +280,8 @@ def zmtp(port: int, address: str, kind: bytes, receive_buffer: int = 4096) -> so
     peer = connect(port, address, receive_buffer)
     if peer is None:
         return None
-    properties = b"".join(
-        bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
-        for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
-    )
     try:
-        peer.sendall(GREETING + b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties)
+        peer.sendall(wire.ZMTP_GREETING + wire.zmtp_ready(kind))
         # Read the whole greeting: the server ends a connection that sends a message before the server's READY.
         exactly(peer, 64)
         exactly(peer, exactly(peer, 2)[1])
@@ -304,29 +302,20 @@ def exactly(peer: socket.socket, size: int) -> bytes:
     return data
 
 
-def zmtp_message(frames: list[bytes]) -> bytes:
-    made = b""
-    for n, frame in enumerate(frames, 1):
-        flags, long = n < len(frames), len(frame) > 255
-        made += bytes((flags | long << 1,)) + struct.pack(">Q" if long else ">B", len(frame)) + frame
-    return made
-
-
 def event(number: int, size: int) -> bytes:
-    made = str(uuid.UUID(int=number, version=4)).encode()
-    return zmtp_message([b"/attack/", b"null", b"x", b"2024-05-01T10:20:30.123Z", made, bytes(size)])
+    return wire.zmtp_message(wire.bus_event(b"/attack/", 0, number, bytes(size)))
 
 
 def deaf_subs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     base = ports["eventbus"]
     peers = [peer for _ in range(20) if (peer := zmtp(base + 1, address, b"SUB"))]
     for peer in peers:
-        peer.sendall(zmtp_message([b"\1"]))
+        peer.sendall(wire.zmtp_message([b"\1"]))
     writer, reader = zmtp(base + 2, address, b"DEALER"), zmtp(base + 1, WRITER, b"SUB", 4 << 20)
     if writer is None or reader is None:
         return "nobody could connect", ["the event bus takes no connections"]
     writer.settimeout(PATIENCE)
-    reader.sendall(zmtp_message([b"\1"]))
+    reader.sendall(wire.zmtp_message([b"\1"]))
     reader.setblocking(False)
     sent = got = 0
     ended, heard = False, time.monotonic()
@@ -363,21 +352,19 @@ def deaf_dealers(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
             peers += [peer for _ in range(20) if (peer := zmtp(base, address, b"DEALER"))]
             for peer in peers[-20:]:
                 with contextlib.suppress(OSError):
-                    peer.sendall(zmtp_message([b"SYNCSTART", b"", bytes(8)]))
+                    peer.sendall(wire.zmtp_message([b"SYNCSTART", b"", bytes(8)]))
                     asked += 1
     return f"{asked} clients asked for {written} events of 8 KiB and did not read them", []
 
 
 def questions() -> list[tuple[str, bytes]]:
     """Return listeners, each with a request by which a client reads the stream "deaf" there."""
-    name = b"subscribe:deaf@0"
-    hello = bytes((len(name),)) + name + bytes(3)
     http = "GET /streams/deaf{} HTTP/1.1\r\nHost: localhost\r\n\r\n"
     return [
         ("http", http.format("").encode()),
         ("http", http.format("/live?from=1").encode()),
         ("figg", wire.attach(b"deaf", 0)),
-        ("relink", bytes(8) + hello + bytes(-len(hello) % 8) + bytes(16)),
+        ("relink", bytes(8) + wire.relink_hello(b"subscribe:deaf@0")),
     ]
 
 
@@ -412,7 +399,7 @@ def refusals(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     said = {
         "figg": wire.publish(b".reserved", 1, b"x"),
         "lumberjack": b"9Z" + bytes(20),
-        "relink": bytes(8) + b"\x07nothing" + bytes(6) + bytes(16),
+        "relink": bytes(8) + wire.relink_hello(b"nothing"),
         "http": b"nonsense\r\n\r\n",
     }
     selector = selectors.DefaultSelector()
@@ -478,9 +465,8 @@ def patterns(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     """Send a window that breaks the protocol within it again and again; check that it is never acknowledged."""
-    events = b"".join(b"2J" + struct.pack(">II", number, 1000) + b"x" * 1000 for number in range(1, 513))
-    body = zlib.compress(events + b"2A" + bytes(4), 0)
-    frame = b"2W" + struct.pack(">I", 1000) + b"2C" + struct.pack(">I", len(body)) + body
+    events = b"".join(wire.json_event(number, b"x" * 1000) for number in range(1, 513))
+    frame = b"2W" + struct.pack(">I", 1000) + wire.compressed(events + b"2A" + bytes(4), level=0)
     sent = acknowledged = 0
     while not stopped(0):
         peer = connect(ports["lumberjack"], address)
@@ -496,30 +482,22 @@ def bombs(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def handshakes(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    made = [0] * 20
-    ended = threading.Event()
+    context, made = insecure(), itertools.count()
 
-    def again(number: int) -> None:
+    def again(ended: threading.Event) -> None:
         while not ended.is_set():
             peer = connect(ports[SECURED], address)
-            made[number] += 1
+            next(made)
             with contextlib.suppress(OSError):
                 if peer is not None:
                     with context.wrap_socket(peer) as secured:
                         secured.recv(1)
 
-    peers = [threading.Thread(target=again, args=(number,), daemon=True) for number in range(len(made))]
     began = time.monotonic()
-    for peer in peers:
-        peer.start()
-    while not stopped(0.5):
-        pass
-    rate = sum(made) / (time.monotonic() - began)
-    ended.set()
+    together(20, again, stopped)
+    rate = next(made) / (time.monotonic() - began)
     wrong = [f"{rate:.0f} handshakes a second by 20 peers that fail"] if rate > 20 * MOST_RETURNS / 2 else []
-    return f"{rate:.1f} handshakes a second by {len(made)} peers", wrong
+    return f"{rate:.1f} handshakes a second by 20 peers", wrong
 
 
 def keyed(key: str, body: bytes) -> bytes:
@@ -571,10 +549,9 @@ def keys(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 def uploads(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     body = bytes(4_000_000)
     head = f"POST /streams/uploads HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    ended = threading.Event()
     stored: list[int] = []
 
-    def again() -> None:
+    def again(ended: threading.Event) -> None:
         peer = connect(ports["http"], address)
         if peer is None:
             return
@@ -586,19 +563,12 @@ def uploads(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
                 answers(peer, 1)
                 stored.append(len(body))
 
-    peers = [threading.Thread(target=again, daemon=True) for _ in range(60)]
-    for peer in peers:
-        peer.start()
-    while not stopped(0.5):
-        pass
-    ended.set()
+    together(60, again, stopped)
     return f"{len(stored)} bodies of {len(body)} bytes were stored", []
 
 
 def records(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    peers = []
+    context, peers = insecure(), []
     for _ in range(32):
         peer = connect(ports[TLS], address)
         assert peer is not None, "the server accepts no connections"
@@ -665,7 +635,7 @@ def heavy(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
 
 
 def inflation(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
-    event = b"2J" + struct.pack(">II", 1, 1000) + bytes(1000)
+    event = wire.json_event(1, bytes(1000))
     packer = zlib.compressobj(1)
     first, more = (packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     packed = zlib.compress(event * 4000, 9), first + more * 127
@@ -690,12 +660,11 @@ def datagrams(ports: dict[str, int], address: str, stopped: Stopped) -> Said:
     request = struct.pack(">B4sHHIHI", 4, bytes(4), 9, 0, 0, 0xFFFF, 0xFFFFFFFF)
     kinds = [wire.push(b"x" * 100), wire.keepalive(9, b"t" * 16), b"\xff" * 40, request]
     sent = 0
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.bind((address, 0))
+    with datagram_socket(ports, address) as sender:
         while not stopped(0.002):
             for _ in range(20):
                 with contextlib.suppress(OSError):
-                    sender.sendto(kinds[sent % len(kinds)], ("127.0.0.1", ports["backbone"]))
+                    sender.send(kinds[sent % len(kinds)])
                 sent += 1
     return f"{sent} datagrams", []
 

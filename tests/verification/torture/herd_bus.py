@@ -8,12 +8,11 @@ answer for ten: the connection may have been lost with it, which libzmq does not
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
+import wire
 from herd_clients import Client, Outcome, Spec
 
-TIME = b"2024-05-01T10:20:30.123Z"
 #: After how many seconds an event that was not broadcast, and a request without an answer, are sent again.
 AGAIN, ASK_AGAIN = 2.0, 10.0
 #: After how many acknowledged events a client asks for another snapshot.
@@ -62,8 +61,8 @@ class BusClient(Client):
             if self.again_at > self.began:
                 self.ask(now)  # it may have missed a broadcast
             self.again_at = now + AGAIN
-            made = str(uuid.UUID(int=self.number << 64 | self.sent, version=4)).encode()
-            self.crowd.send(self.collector, [self.topic, b"null", b"herd", TIME, made, *self.under_way()])
+            (data,) = self.under_way()
+            self.crowd.send(self.collector, wire.bus_event(self.topic, self.number, self.sent, data))
 
     def heard_snapshot(self, message: list[bytes], now: float) -> None:
         if message[0] == b"SYNC":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 
+import load
 import wire
 from herd_clients import PAYLOAD, Outcome
 
@@ -49,26 +50,17 @@ def _published(stored: dict[str, Stored], outcomes: list[Outcome], *, strangers:
                 foreign += 1
             else:
                 numbers[match[1].decode(), int(match[2])].append(int(match[3]))
-    missing, disordered, doubled, unsent = [], [], [], []
-    if strangers:
-        foreign = 0
+    wrong = []
     for outcome in outcomes:
         found = numbers.get((outcome.spec.label, outcome.number), [])
-        first = list(dict.fromkeys(found))
-        name = f"{outcome.spec.label} {outcome.number}"
-        missing += [f"{n} of {name}" for n in sorted(set(range(1, outcome.acked + 1)) - set(first))]
-        unsent += [name] if first and max(first) > outcome.sent else []
-        if outcome.spec.protocol != "backbone":
-            disordered += [name] if first != sorted(first) else []
-        doubled += [name] if outcome.spec.protocol == "relink" and len(found) != len(first) else []
-    counted = {
-        "acknowledged messages are missing": missing,
-        "clients have messages that they never sent": unsent,
-        "clients have messages out of order": disordered,
-        "clients of Relink have messages twice": doubled,
-        "records were sent by no client": [str(foreign)] * (foreign > 0),
-    }
-    return [f"{len(each)} {what}, such as {each[:SHOWN]}" for what, each in counted.items() if each]
+        if outcome.spec.protocol != "relink":  # whose links send nothing again that is stored
+            found = list(dict.fromkeys(found))
+        if outcome.spec.protocol == "backbone":  # datagrams come in any order
+            found.sort()
+        told = (outcome.acked, outcome.sent)
+        wrong += [f"{outcome.spec.label} {outcome.number}: {problem}" for problem in load.judge(found, told)]
+    problems = [f"{len(wrong)} stored messages are wrong, such as {wrong[:SHOWN]}"] if wrong else []
+    return problems + [f"{foreign} records were sent by no client"] * (foreign > 0 and not strangers)
 
 
 def _delivered(stored: dict[str, Stored], outcomes: list[Outcome]) -> list[str]:

@@ -12,7 +12,6 @@ Clients connect from addresses of the loopback network: 127.0.0.2 counts as anot
 from __future__ import annotations
 
 import heapq
-import multiprocessing
 import selectors
 import socket
 import time
@@ -23,50 +22,40 @@ from typing import Any
 from herd_bus import Bus
 from herd_clients import Client, Outcome, Spec, StreamClient
 from herd_protocols import KINDS
+from load import Worker
 
-PATIENCE = 60.0
 #: Lets a socket choose its port when it connects, so that thousands of one address can share the free ports.
 IP_BIND_ADDRESS_NO_PORT = 24
 
 
-class Crowd:
+class Crowd(Worker):
     """Clients in a process of their own, which outlives the server."""
 
     def __init__(self, specs: list[Spec]) -> None:
         self.specs = specs
-        self._pipe, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, specs), daemon=True)
-        self._process.start()
-        theirs.close()
+        super().__init__(specs)
 
     def serve(self, ports: dict[str, int]) -> None:
         self._pipe.send(("serve", ports))
 
     def mark(self) -> None:
-        self._ask("mark")
+        self.ask("mark")
 
     def forget(self) -> None:
-        self._ask("forget")
+        self.ask("forget")
 
     def back(self) -> tuple[float, list[str]]:
-        last, away = self._ask("back")
+        last, away = self.ask("back")
         return last, away
 
     def outcomes(self) -> list[Outcome]:
-        return list(self._ask("outcomes"))
+        return list(self.ask("outcomes"))
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def _ask(self, what: str) -> Any:
-        self._pipe.send((what,))
-        if not self._pipe.poll(PATIENCE):
-            raise TimeoutError(f"the clients of {self.specs[0].label} do not answer")
-        return self._pipe.recv()
+    def _run(self, pipe: Connection, *plan: Any) -> None:
+        serve(pipe, *plan)
 
 
-def _run(pipe: Connection, specs: list[Spec]) -> None:
+def serve(pipe: Connection, specs: list[Spec]) -> None:
     word, ports = pipe.recv()
     assert word == "serve"
     loop: Any = Bus(specs, ports) if specs[0].protocol == "eventbus" else Loop(specs, ports)

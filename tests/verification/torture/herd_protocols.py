@@ -14,8 +14,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import struct
-import zlib
 from typing import Any
 
 import wire
@@ -88,25 +86,20 @@ class Lumberjack(StreamClient):
     """A client that sends batches of ten compressed events."""
 
     batch = 10
-    answer = b""
 
     def begin(self) -> None:
-        self.answer = b""
+        self.answers = wire.Acknowledgements()
         self.resend()
 
     def message(self, payloads: list[bytes]) -> bytes:
-        events = b"".join(b"2J" + struct.pack(">II", i, len(p)) + p for i, p in enumerate(payloads, 1))
-        packed = zlib.compress(events, 3)
-        return b"2W" + struct.pack(">I", len(payloads)) + b"2C" + struct.pack(">I", len(packed)) + packed
+        return wire.window(payloads, level=3)
 
     def heard(self, chunk: bytes, now: float) -> None:
-        self.answer += chunk
-        while len(self.answer) >= 6:
-            if self.answer[:2] != b"2A":
-                self.wrong.append(f"the server sent {self.answer[:6]!r}")
-            if self.answer[2:6] == struct.pack(">I", self.batch) and self.began is not None:
+        for kind, sequence in self.answers.feed(chunk):
+            if kind != b"2A":
+                self.wrong.append(f"the server sent {kind!r} {sequence}")
+            if sequence == self.batch and self.began is not None:
                 self.acknowledged(now)
-            self.answer = self.answer[6:]
 
     def tick(self, now: float) -> None:
         if self.began is not None and now - max(self.began, self.made) > 30:
@@ -164,9 +157,7 @@ class Backbone(Client):
     def wake(self, now: float) -> None:
         self.tokens = [*self.tokens[-TOKENS:], os.urandom(16)]
         port = self.sock.getsockname()[1]
-        self.crowd.datagram(
-            self, struct.pack(">B4sH6s16s", wire.KEEPALIVE, bytes(4), port, bytes(5) + b"\2", self.tokens[-1])
-        )
+        self.crowd.datagram(self, wire.keepalive(port, self.tokens[-1], wire.ANY))
         if self.publishes and self.acked_at > self.mark:
             if self.began is None and now >= self.publish_at:
                 self.next_message(now)

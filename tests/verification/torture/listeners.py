@@ -1,4 +1,4 @@
-"""Publishers for the listeners other than Figg and the backbone, by raw sockets and struct, and by pyzmq.
+"""Publishers for the listeners other than Figg and the backbone, by raw sockets, and by pyzmq.
 
 They are written from the protocols' texts and share no code with the server.
 
@@ -10,10 +10,7 @@ They are written from the protocols' texts and share no code with the server.
 
 from __future__ import annotations
 
-import struct
 import time
-import uuid
-import zlib
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,7 +22,7 @@ class Lumberjack(Publisher):
     """A lumberjack writer whose events have the identity of Filebeat's, so that each is stored once."""
 
     def begin(self) -> None:
-        self.heard_of = bytearray()
+        self.heard_of = wire.Acknowledgements()
         #: (first, count) of each unacknowledged window
         self.windows: list[tuple[int, int]] = []
         self.again()
@@ -33,25 +30,15 @@ class Lumberjack(Publisher):
     def fill(self) -> bool:
         while len(self.out) < BUFFER and len(self.windows) < 2:
             first, count = self.next, self.window
-            frames = b"".join(self._event(i + 1, first + i) for i in range(count))
-            if first % 3 == 0:
-                packed = zlib.compress(frames, 1)
-                frames = b"2C" + struct.pack(">I", len(packed)) + packed
-            self.out += b"2W" + struct.pack(">I", count) + frames
+            events = [wire.event(self.number, first + i, self.largest) for i in range(count)]
+            self.out += wire.window(events, level=int(first % 3 == 0))
             self.windows.append((first, count))
             self.next += count
             self.sent = max(self.sent, self.next - 1)
         return bool(self.out)
 
-    def _event(self, sequence: int, number: int) -> bytes:
-        data = wire.event(self.number, number, self.largest)
-        return b"2J" + struct.pack(">II", sequence, len(data)) + data
-
     def heard(self, chunk: bytes) -> None:
-        self.heard_of += chunk
-        while len(self.heard_of) >= 6:
-            kind, sequence = bytes(self.heard_of[:2]), struct.unpack_from(">I", self.heard_of, 2)[0]
-            del self.heard_of[:6]
+        for kind, sequence in self.heard_of.feed(chunk):
             if not sequence and kind == b"2A":
                 continue  # an acknowledgement of 0 only says that the server is still at work on the window
             first, count = self.windows[0] if self.windows else (0, 0)
@@ -61,73 +48,35 @@ class Lumberjack(Publisher):
 
 
 class Relink(Publisher):
-    """A connector of ``publish:STREAM`` whose channel ids have no bytes, so each packet it gets has eight bytes."""
+    """A connector of ``publish:STREAM``."""
 
-    PING, PONG, RESUME = bytes((1 << 5, *bytes(7))), bytes((2 << 5, *bytes(7))), bytes((3 << 5, *bytes(7)))
-    #: bits of an acknowledgement: channel, format (with or without a number), type
-    CONSUMED, CONSUMED_UP_TO, RECEIVED = 0b001_001_01, 0b001_011_01, 0b000_001_01
-
-    link = (0, 0)
+    def __init__(self, number: int, stream: str, window: int, largest: int) -> None:
+        super().__init__(number, stream, window, largest)
+        self.peer, self.first = wire.RelinkLink(b"publish:" + self.topic), 1
 
     def begin(self) -> None:
-        self.heard_of = bytearray()
-        self.state = "version"
-        self.out += bytes(8)
+        self.out += self.peer.connect()
 
     def fill(self) -> bool:
-        while self.state == "open" and len(self.out) < BUFFER and self.next <= self.acked + self.window:
-            self.out += self._message(wire.payload(self.number, self.next, self.largest))
+        while self.peer.state == "open" and len(self.out) < BUFFER and self.next <= self.acked + self.window:
+            self.out += wire.relink_message(wire.payload(self.number, self.next, self.largest))
             self.sent = max(self.sent, self.next)
             self.next += 1
         return bool(self.out)
 
-    @staticmethod
-    def _message(data: bytes) -> bytes:
-        """Return a message of one part, whose size takes two or eight bytes."""
-        if len(data) < 1 << 16:
-            head = struct.pack("<BBH4x", 0b0_100_01, 1, len(data))
-        else:
-            head = struct.pack("<BB6xQ", 0b10_100_01 | 1 << 6, 1, len(data))
-        return head + data + bytes(-len(data) % 8)
-
     def heard(self, chunk: bytes) -> None:
-        self.heard_of += chunk
-        while len(self.heard_of) >= (16 if self.state == "reply" else 8):
-            if self.state == "version":
-                self.state = "reply"
-                name = b"publish:" + self.topic
-                hello = bytes((len(name),)) + name + bytes(3)
-                self.out += hello + bytes(-len(hello) % 8) + struct.pack("<QQ", *self.link)
-                del self.heard_of[:8]
-            elif self.state == "reply":
-                self._linked(struct.unpack_from("<QQ", self.heard_of))
-                del self.heard_of[:16]
-            else:
-                self._packet(bytes(self.heard_of[:8]))
-                del self.heard_of[:8]
-
-    def _linked(self, link: Any) -> None:
-        if link == self.link:
-            # This side has nothing to report: the listener sends on no channel.
-            self.state = "resync"
-            self.out += self.RESUME
-        else:
-            self.link, self.state = link, "open"
-            self.again()
-            self.first = self.next  #: the message has number 0 on this link
-
-    def _packet(self, packet: bytes) -> None:
-        if packet == self.PING:
-            self.out += self.PONG
-        elif packet == self.RESUME and self.state == "resync":
-            self.state = "open"
-            self.next = self.acked + 1  # the link resends what was not acknowledged, so no message is sent again
-        elif packet[0] == self.CONSUMED:
-            self.acknowledged(self.acked + 1)
-        elif packet[0] == self.CONSUMED_UP_TO:
-            self.acknowledged(self.first + struct.unpack_from("<I", packet, 4)[0])
-        elif packet[0] & 0b1_01_11 != self.RECEIVED & 0b1_01_11 or packet[0] >> 5:  # with a number, or without
-            self.wrong = f"publisher {self.number} was sent {packet.hex()}"
+        for what, value in self.peer.feed(chunk):
+            if what == "say":
+                self.out += value
+            elif what == "begun":
+                self.again()
+                self.first = self.next  #: the message has number 0 on this link
+            elif what == "resumed":
+                self.next = self.acked + 1  # the link resends what was not acknowledged, so no message is sent again
+            elif what == "consumed":
+                self.acknowledged(self.acked + 1 if value is None else self.first + value)
+            elif what != "received":
+                self.wrong = f"publisher {self.number} was sent a {what} packet: {value[:16].hex()}"
 
 
 class EventBus(Worker):
@@ -138,7 +87,6 @@ class EventBus(Worker):
     """
 
     WINDOW, STALLED = 300, 0.3
-    TIME = b"2024-05-01T10:20:30.123Z"
 
     def hang_up(self) -> None:
         """Close the sockets: the server has ended, and another process may get its port."""
@@ -181,7 +129,9 @@ class EventBus(Worker):
         while not pipe.poll():
             if state.next <= max(state.acked, floor) + state.window:
                 try:
-                    dealer.send_multipart(self._event(state, state.next), zmq.NOBLOCK)
+                    data = wire.payload(state.number, state.next, state.largest)
+                    event = wire.bus_event(b"/torture/", state.number, state.next, data)
+                    dealer.send_multipart(event, zmq.NOBLOCK)
                     state.sent = max(state.sent, state.next)
                     state.next += 1
                 except zmq.Again:
@@ -192,11 +142,6 @@ class EventBus(Worker):
                     floor, moved = state.next - 1, time.monotonic()
             moved = moved if not self._heard(subscriber, zmq, sent_from, state, seen) else time.monotonic()
         self._heard(subscriber, zmq, sent_from, state, seen)
-
-    def _event(self, state: Publisher, number: int) -> list[bytes]:
-        made = str(uuid.UUID(int=state.number << 64 | number, version=4)).encode()
-        data = wire.payload(state.number, number, state.largest)
-        return [b"/torture/", b"null", b"torture", self.TIME, made, data]
 
     @staticmethod
     def _heard(subscriber: Any, zmq: Any, sent_from: int, state: Publisher, seen: Seen) -> bool:

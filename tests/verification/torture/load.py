@@ -16,6 +16,8 @@ import os
 import selectors
 import socket
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -105,6 +107,46 @@ class Publisher:
             self.sock = None
 
 
+def judge(
+    stored: Sequence[int],
+    told: tuple[int, int],
+    resent: Sequence[tuple[int, int]] = (),
+    *,
+    trimmed: bool = False,
+    late: bool = False,
+    may_lose: bool = False,
+) -> Iterator[str]:
+    """Yield what is wrong with the messages of one publisher, by their numbers in the order of the stream.
+
+    :param told: the last number that was acknowledged, and the last that was sent
+    :param resent: the first and the last number that were sent again, for each connection
+    :param trimmed: whether retention may have deleted the oldest messages
+    :param late: whether messages of a closed connection may arrive together with those of the next one
+    :param may_lose: whether acknowledged messages may be lost
+    """
+    acked, sent = told
+    oldest = min(stored, default=acked + 1) if trimmed else 1
+    last = highest = stored[0] - 1 if trimmed and stored else 0
+    for n in stored:
+        before = highest if late else last
+        highest, again = max(highest, n), n <= last
+        if n > before + 1 and not may_lose:
+            yield f"{n} comes after {before}"
+        if n > sent:
+            yield f"{n} was never sent, {sent} is the last"
+        if again and not any(first <= n <= end for first, end in resent):
+            yield f"{n} is stored again, but was sent once"
+        last = n
+    seen = Counter(stored)
+    missing = [n for n in range(oldest, acked + 1) if not seen[n]]
+    if missing and not may_lose:
+        yield f"{len(missing)} acknowledged messages are LOST: {missing[0]} to {missing[-1]} of {acked}"
+    for n, times in seen.items():
+        allowed = 1 + sum(first <= n <= end for first, end in resent)
+        if times > allowed:
+            yield f"{n} is stored {times} times, but was sent {allowed} times"
+
+
 class Worker:
     """A process that gets orders through a pipe, and answers when it is asked for a report."""
 
@@ -121,9 +163,16 @@ class Worker:
 
     def report(self) -> Any:
         """Disconnect the clients, and return what they have recorded."""
-        self._pipe.send(("report",))
+        return self.ask("report")
+
+    def ask(self, *order: Any) -> Any:
+        """Send an order, and return the answer.
+
+        :raises EOFError: the process has failed
+        """
+        self._pipe.send(order)
         if not self._pipe.poll(60):
-            raise TimeoutError("a load process does not answer")
+            raise TimeoutError(f"the process of {type(self).__name__} does not answer")
         return self._pipe.recv()
 
     def close(self) -> None:

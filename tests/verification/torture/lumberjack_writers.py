@@ -30,11 +30,9 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from struct import pack, unpack_from
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -52,7 +50,7 @@ STREAM = b"lumberjack"
 
 def window(events: int, size: int, level: int, version: int) -> bytes:
     """Return the bytes of a window of *events* log lines, as Filebeat sends them, of about *size* bytes each."""
-    frames = []
+    documents = []
     for number in range(1, events + 1):
         head = b'{"@timestamp":"2026-11-22T10:%02d:%02d.%03dZ","@metadata":{"beat":"filebeat"},"message":"' % (
             number // 60 % 60,
@@ -60,13 +58,8 @@ def window(events: int, size: int, level: int, version: int) -> bytes:
             number * 7919 % 1000,
         )
         text = b"GET /static/%d/%d HTTP/1.1 %d " % (number * 48271 % 997, number * 16807 % 9973, 200 + number % 4)
-        document = head + (text * (1 + size // len(text)))[: max(0, size - len(head) - 2)] + b'"}'
-        frames.append(b"%dJ" % version + pack(">II", number, len(document)) + document)
-    inner = b"".join(frames)
-    if level:
-        body = zlib.compress(inner, level)
-        inner = b"%dC" % version + pack(">I", len(body)) + body
-    return b"%dW" % version + pack(">I", events) + inner
+        documents.append(head + (text * (1 + size // len(text)))[: max(0, size - len(head) - 2)] + b'"}')
+    return wire.window(documents, level, version)
 
 
 class Writer:
@@ -78,7 +71,7 @@ class Writer:
         self.wanted, self.pipelining, self.events, self.data = wanted, pipelining, events, memoryview(data)
         self.begun = self.acked = self.kept_alive = 0
         self._at = len(data)
-        self._heard = bytearray()
+        self._answers = wire.Acknowledgements()
 
     def write(self) -> bool:
         """Send as much as socket and pipelining allow; return False if only an acknowledgement allows more."""
@@ -98,14 +91,10 @@ class Writer:
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionError("the server closed the connection of a writer")
-        self._heard += data
-        whole = len(self._heard) // 6
         before = self.acked
-        for at in range(0, 6 * whole, 6):
-            number = unpack_from(">I", self._heard, at + 2)[0]
+        for _, number in self._answers.feed(data):
             self.acked += number == self.events
             self.kept_alive += number == 0
-        del self._heard[: 6 * whole]
         return self.acked - before
 
 
@@ -144,7 +133,7 @@ def crowd(pipe: Connection, port: int, count: int, arguments: argparse.Namespace
 def light(pipe: Connection, port: int, acked: Any) -> None:
     """Send one event after the other; report the wait of each in seconds and in acknowledged windows of others."""
     waits: list[tuple[float, int]] = []
-    data = b"2W" + pack(">I", 1) + b"2J" + pack(">II", 1, 11) + b'{"light":1}'
+    data = wire.window([b'{"light":1}'])
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=SILENCE) as peer:
             pipe.send("connected")

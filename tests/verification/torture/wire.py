@@ -1,4 +1,4 @@
-"""Figg and the backbone by raw sockets and struct, written from their texts; nothing is shared with the server.
+"""The bytes of each protocol, written with struct from its text alone; nothing is shared with the server.
 
 Payloads name their publisher and number, from which they can be computed again, so that received payloads are checked
 without storing the sent ones.
@@ -12,13 +12,15 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterator
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 HEADER = struct.Struct(">HHI")
 ATTACH, ATTACHED, PUBLISH, ACK, DATA, PING, PONG = 1, 2, 5, 6, 7, 8, 9
 FROM_OFFSET = 0x8000
-U16, U32, U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
+U16, U32, U64, U64_LITTLE = (struct.Struct(form) for form in (">H", ">I", ">Q", "<Q"))
 
 #: the beginning of a payload: publisher u32, number u64, size u32
 STAMP = struct.Struct(">IQI")
@@ -176,14 +178,16 @@ def _some(peer: socket.socket) -> bytes:
 
 DELIVER, PUSH, KEEPALIVE = 0x1, 0x2, 0x10
 KEEPALIVE_ACK = 0x20
+#: Addresses in a KEEPALIVE; ANY stands for the source of the datagram.
+LOOPBACK, ANY = bytes((127, 0, 0, 1)), bytes(4)
 
 
 def push(data: bytes) -> bytes:
     return struct.pack(">BH6x", PUSH, len(data)) + data
 
 
-def keepalive(port: int, token: bytes) -> bytes:
-    return struct.pack(">B4sH6s16s", KEEPALIVE, bytes((127, 0, 0, 1)), port, bytes(5) + b"\x02", token)
+def keepalive(port: int, token: bytes, address: bytes = LOOPBACK, flags: int = 2) -> bytes:
+    return struct.pack(">B4sH5xB16s", KEEPALIVE, address, port, flags, token)
 
 
 def delivered(datagram: bytes) -> tuple[int, bytes] | None:
@@ -194,3 +198,163 @@ def delivered(datagram: bytes) -> tuple[int, bytes] | None:
     if size != len(datagram) - 9:
         raise ValueError("a DELIVER has another length than its header says")
     return int.from_bytes(datagram[3:9], "big"), datagram[9:]
+
+
+# Lumberjack:
+
+
+def json_event(sequence: int, data: bytes, version: int = 2) -> bytes:
+    return b"%dJ" % version + struct.pack(">II", sequence, len(data)) + data
+
+
+def compressed(frames: bytes, level: int = 3, version: int = 2) -> bytes:
+    packed = zlib.compress(frames, level)
+    return b"%dC" % version + U32.pack(len(packed)) + packed
+
+
+def window(events: Iterable[bytes], level: int = 0, version: int = 2) -> bytes:
+    """Return a window of *events*, which are numbered from 1; it is compressed unless *level* is 0."""
+    frames = [json_event(sequence, data, version) for sequence, data in enumerate(events, 1)]
+    inner = b"".join(frames)
+    return b"%dW" % version + U32.pack(len(frames)) + (compressed(inner, level, version) if level else inner)
+
+
+class Acknowledgements:
+    """Collects received bytes, and yields complete acknowledgements: (version and type, sequence)."""
+
+    def __init__(self) -> None:
+        self.buffer = b""
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, int]]:
+        self.buffer += chunk
+        while len(self.buffer) >= 6:
+            found, self.buffer = struct.unpack_from(">2sI", self.buffer), self.buffer[6:]
+            yield found  # type: ignore[misc]
+
+
+# Relink:
+
+RELINK_PING, RELINK_PONG, RELINK_RESUME = (bytes((kind << 5, *bytes(7))) for kind in (1, 2, 3))
+
+
+def relink_hello(name: bytes, link: tuple[int, int] = (0, 0)) -> bytes:
+    """Return a HELLO of a connector without transactions, whose channel ids have no bytes."""
+    hello = bytes((len(name),)) + name + bytes(3)
+    return hello + bytes(-len(hello) % 8) + struct.pack("<QQ", *link)
+
+
+def relink_message(data: bytes) -> bytes:
+    """Return a message of one part, whose size takes two or eight bytes."""
+    if len(data) < 1 << 16:
+        head = struct.pack("<BBH4x", 0b0_100_01, 1, len(data))
+    else:
+        head = struct.pack("<BB6xQ", 0b10_100_01 | 1 << 6, 1, len(data))
+    return head + data + bytes(-len(data) % 8)
+
+
+def relink_consumed(number: int) -> bytes:
+    """Return a packet that says that all messages up to *number* are consumed."""
+    return struct.pack("<B3xI", 0b001_011_01, number)
+
+
+class RelinkLink:
+    """A connector's link, which it resumes on each connection; it has one channel, whose ids have no bytes.
+
+    :ivar state: version, reply, resync or open
+    :ivar begun: how many links were begun
+    :ivar report: the acknowledgement that the connector sends when it resumes the link
+    """
+
+    state = "version"
+    begun = 0
+    report = b""
+
+    def __init__(self, name: bytes) -> None:
+        self.name, self.link = name, (0, 0)
+        self.buffer = bytearray()
+
+    def connect(self) -> bytes:
+        """Return what is sent first on a new connection."""
+        self.buffer, self.state = bytearray(), "version"
+        return bytes(8)
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, Any]]:
+        """Yield what happens.
+
+        :return: ``say`` (bytes to send), ``begun`` (a new link), ``resumed``, ``received`` and ``consumed`` (a number,
+            or None for the next message), ``message`` (its data), or ``wrong`` (a packet)
+        """
+        self.buffer += chunk
+        while size := self._size():
+            packet = bytes(self.buffer[:size])
+            del self.buffer[:size]
+            found = self._packet(packet)
+            if found is not None:
+                yield found
+
+    def _size(self) -> int:
+        """Return the size of the first packet in the buffer, or 0 if it is not complete."""
+        held = self.buffer
+        size = 16 if self.state == "reply" else 8
+        if len(held) >= 8 and self.state in ("resync", "open") and held[0] & 0b0_111_01 == 0b0_100_01:
+            count, large = held[1], held[0] & 1 << 6
+            head = 8 + 8 * count if large else 2 + 2 * count + (-2 - 2 * count) % 8
+            if len(held) < head:
+                return 0
+            sizes = struct.unpack_from(f"<{count}Q" if large else f"<{count}H", held, 8 if large else 2)
+            size = head + sum(each + -each % 8 for each in sizes)
+        return size if len(held) >= size else 0
+
+    def _packet(self, packet: bytes) -> tuple[str, Any] | None:
+        if self.state == "version":
+            self.state = "reply"
+            return "say", relink_hello(self.name, self.link)
+        if self.state == "reply":
+            link = struct.unpack("<QQ", packet)
+            if link == self.link:
+                self.state = "resync"
+                return "say", self.report + RELINK_RESUME
+            self.link, self.state, self.begun = link, "open", self.begun + 1
+            return "begun", None
+        if packet == RELINK_PING:
+            return "say", RELINK_PONG
+        if packet == RELINK_RESUME and self.state == "resync":
+            self.state = "open"
+            return "resumed", None
+        if packet[0] & 0b0_111_01 == 0b0_100_01:  # of one part
+            large = packet[0] & 1 << 6
+            size, at = (U64_LITTLE.unpack_from(packet, 8)[0], 16) if large else (packet[2] | packet[3] << 8, 8)
+            return "message", packet[at : at + size]
+        if packet[0] & 0b1_01_11 == 0b0_01_01 and packet[0] >> 5 in (0, 1):
+            number = struct.unpack_from("<I", packet, 4)[0] if packet[0] & 0b10_00 else None
+            return ("consumed" if packet[0] >> 5 else "received"), number
+        return None if packet == RELINK_PONG else ("wrong", packet)
+
+
+# The event bus, whose messages are frames of ZeroMQ:
+
+BUS_TIME = b"2024-05-01T10:20:30.123Z"
+ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def zmtp_ready(kind: bytes) -> bytes:
+    """Return the READY of a socket of the *kind* (ZMTP 3.0, NULL)."""
+    properties = b"".join(
+        bytes((len(name),)) + name + U32.pack(len(value)) + value
+        for name, value in ((b"Socket-Type", kind), (b"Identity", b""))
+    )
+    return b"\x04" + bytes((6 + len(properties),)) + b"\x05READY" + properties
+
+
+def zmtp_message(frames: list[bytes]) -> bytes:
+    made = b""
+    for n, frame in enumerate(frames, 1):
+        flags, long = n < len(frames), len(frame) > 255
+        made += bytes((flags | long << 1,)) + struct.pack(">Q" if long else ">B", len(frame)) + frame
+    return made
+
+
+def bus_event(topic: bytes, publisher: int, number: int, data: bytes) -> list[bytes]:
+    """Return the frames of an event, whose id names its publisher and number."""
+    made = str(uuid.UUID(int=publisher << 64 | number, version=4)).encode()
+    return [topic, b"null", b"torture", BUS_TIME, made, data]
