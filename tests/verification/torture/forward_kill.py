@@ -14,27 +14,24 @@ records that are not delivered, which must be noticed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import json
 import random
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import kills
+import servers
+
 from fyrehose.testing.certificates import Authority
 from fyrehose.testing.ports import free_port
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 #: The streams that destinations have, the listeners of these, and whether each record must be there only once.
 STREAMS = {"fyrehose": "copy", "http": "copy", "lumberjack": "lumberjack", "relp": "syslog", "syslog": "syslog"}
 LISTENERS = {"fyrehose": "http", "http": "http", "lumberjack": "lumberjack", "relp": "syslog", "syslog": "syslog"}
@@ -87,22 +84,6 @@ class Server(ThreadingHTTPServer):
         pass
 
 
-class Program:
-    """A process that is killed and started again."""
-
-    def __init__(self, name: str, words: list[Any], log: Path) -> None:
-        self.name, self.words, self.log = name, [str(word) for word in words], log
-        self.start()
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
 class Publisher(threading.Thread):
     """Publishes numbers with keys, so that each is in the stream once, also if the server is killed."""
 
@@ -113,22 +94,19 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         while not self.stopping:
             lines = "\n".join(json.dumps({"n": number}) for number in range(self.sent, self.sent + 100))
-            headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": f"k{self.sent}"}
-            with contextlib.suppress(OSError, HTTPException):
-                connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
-                connection.request("POST", "/streams/in", lines.encode(), headers)
-                answer = connection.getresponse()
-                answer.read()
-                connection.close()
-                self.sent += 100 if answer.status == 200 else 0
+            with contextlib.suppress(*kills.LOST):
+                kind, key = "application/x-ndjson", f"k{self.sent}"
+                status, _ = kills.ask(
+                    self.port, "POST", "/streams/in", lines.encode(), Content_Type=kind, Idempotency_Key=key
+                )
+                self.sent += 100 if status == 200 else 0
             time.sleep(0.02)
 
 
 def numbers_of_server(port: int, stream: str) -> list[int]:
     """Return the numbers in a stream of a server of Fyrehose."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("GET", f"/streams/{stream}?limit=1000000")
-    payloads = [json.loads(line)["payload"] for line in connection.getresponse().read().splitlines()]
+    _, said = kills.ask(port, "GET", f"/streams/{stream}?limit=1000000")
+    payloads = [json.loads(line)["payload"] for line in said.splitlines()]
     return [json.loads(payload[payload.index("{") :])["n"] for payload in payloads]
 
 
@@ -163,21 +141,21 @@ class Reader(threading.Thread):
 
 def skip(port: int) -> None:
     """Move the position of the subscription to the end of the stream."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    connection.request("POST", "/subscriptions/f/rewind", b'{"seq": "latest"}')
-    assert connection.getresponse().status == 200
+    assert kills.ask(port, "POST", "/subscriptions/f/rewind", b'{"seq": "latest"}')[0] == 200
 
 
-def torture(name: str, kills: int, seed: int, directory: Path, sabotage: bool) -> bool:
+def torture(name: str, times: int, seed: int, directory: Path, sabotage: bool) -> bool:
     """Run one destination; return whether it has what it must have."""
     draw = random.Random(f"{seed}:{name}")
     directory.mkdir(parents=True)
     http, there, central = free_port(), free_port(), free_port()
-    started: list[Program] = []
+    started: list[kills.Program] = []
     loopback = "interface=127.0.0.1"
-    serve = [FYREHOSE, "serve", "--data-dir"]
+    serve = [kills.FYREHOSE, "serve", "--data-dir"]
     programs = [
-        Program("server", [*serve, directory / "a", "--listen", f"http=tcp:{http}:{loopback}"], directory / "a.log")
+        kills.Program(
+            "server", [*serve, directory / "a", "--listen", f"http=tcp:{http}:{loopback}"], directory / "a.log"
+        )
     ]
     brokers = subprocess.Popen(
         [sys.executable, "-c", BROKERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -199,7 +177,7 @@ def torture(name: str, kills: int, seed: int, directory: Path, sabotage: bool) -
             own += f'tls = "{authority.certificate}"\n'
             words += ["--option", f"{listener}.tls-certificate={issued.certificate}"]
             words += ["--option", f"{listener}.tls-key={issued.key}"]
-        started.append(Program("destination", words, directory / "b.log"))
+        started.append(kills.Program("destination", words, directory / "b.log"))
         programs += [] if plain == "syslog" else started
     elif name == "elasticsearch":
         to = f"elasticsearch+http://127.0.0.1:{search.server_port}"
@@ -213,26 +191,24 @@ def torture(name: str, kills: int, seed: int, directory: Path, sabotage: bool) -
         f'[[forward]]\nname = "f"\nfrom = "127.0.0.1:{http}"\nstreams = "in"\nto = "{to}"\nlinger = "5ms"\n'
         f'batch-count = 150\nlongest-pause = "0.5s"\ntimeout = "5s"\n{own}\n'
     )
-    forward = Program("forward", [FYREHOSE, "forward", config], directory / "forward.log")
+    forward = kills.Program("forward", [kills.FYREHOSE, "forward", config], directory / "forward.log")
     programs += [forward, forward]  # it is killed twice as often as each of the others
     publisher = Publisher(http)
     publisher.start()
-    killed: Counter[str] = Counter()
-    for _ in range(kills):
-        time.sleep(draw.uniform(0.1, 2.0))
-        victim = draw.choice(programs)
-        victim.kill()
-        killed[victim.name] += 1
-        victim.start()
+    kills.wait_for("records are published", lambda: publisher.sent > 0)
+    kills.wait_for("the forwarder subscribes", lambda: kills.ask(http, "GET", "/subscriptions/f")[0] == 200)
+    killed = kills.kill_some(programs, times, draw, (0.1, 2.0))
+    before = publisher.sent
+    kills.wait_for("records are published after the last kill", lambda: publisher.sent > before)
     if sabotage:
         forward.kill()
         time.sleep(2.0)
     publisher.stopping = True
     publisher.join()
+    forward.kill()
     if sabotage:
         skip(http)
-    forward.kill()
-    deadline, once = time.monotonic() + PATIENCE, [FYREHOSE, "forward", config, "--once"]
+    deadline, once = time.monotonic() + PATIENCE, [kills.FYREHOSE, "forward", config, "--once"]
     while subprocess.run(once, timeout=600, stderr=subprocess.DEVNULL).returncode and time.monotonic() < deadline:
         pass  # the servers may be starting
     found = (
@@ -249,24 +225,21 @@ def torture(name: str, kills: int, seed: int, directory: Path, sabotage: bool) -
     lost = set(range(publisher.sent)) - set(found)
     doubled = len(found) - len(set(found))
     ordered = found == sorted(found) or plain != "fyrehose"
-    shown = ", ".join(f"{number} of {who}" for who, number in sorted(killed.items()))
-    print(f"{name}: {publisher.sent} records, kills: {shown}; {len(lost)} lost, {doubled} doubled", flush=True)
+    print(
+        f"{name}: {publisher.sent} records, kills: {kills.shown(killed)}; {len(lost)} lost, {doubled} doubled",
+        flush=True,
+    )
     return not lost and ordered and (not doubled or name not in ONCE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = kills.parser_of(__doc__, kills=20)
     parser.add_argument("--only", choices=DESTINATIONS, action="append")
-    parser.add_argument("--directory", type=Path)
     parser.add_argument("--sabotage", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        directory = options.directory or Path(made)
-        chosen = options.only or DESTINATIONS
-        results = [torture(name, options.kills, options.seed, directory / name, options.sabotage) for name in chosen]
-    return 0 if all(results) else 1
+    root, chosen = kills.root_of(options, "forward-kill"), options.only or DESTINATIONS
+    results = [torture(name, options.kills, options.seed, root / name, options.sabotage) for name in chosen]
+    return servers.verdict(not all(results), root)
 
 
 if __name__ == "__main__":

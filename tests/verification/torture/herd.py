@@ -26,13 +26,13 @@ import random
 import resource
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import herd_attacks
+import kills
 import servers
 from herd_checks import check
 from herd_clients import Outcome, Spec
@@ -238,9 +238,8 @@ def hostile(name: str, arguments: argparse.Namespace, root: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kills.parser_of(__doc__, clients=200)
     parser.add_argument("--part", choices=("herds", "hostile"), action="append")
-    parser.add_argument("--clients", type=int, default=200, help="clients of each protocol in a herd")
     parser.add_argument("--protocol", choices=PROTOCOLS, action="append", help="protocol of the herds; all by default")
     parser.add_argument("--together", action="store_true", help="the herds of all protocols at the same time")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two messages of a client of a herd")
@@ -257,13 +256,11 @@ def main() -> int:
     parser.add_argument(
         "--option", action="append", default=[], help="option of the server, which has its defaults otherwise"
     )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     random.seed(arguments.seed)
-    root = Path(tempfile.mkdtemp(prefix="fyrehose-herd-", dir=arguments.directory))
+    root = kills.root_of(arguments, "herd")
     print(f"seed {arguments.seed}", flush=True)
     problems: list[str] = []
     parts = arguments.part or ("herds", "hostile")

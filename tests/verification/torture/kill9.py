@@ -25,18 +25,17 @@ program notices it.  With --option lumberjack.resent=store the server stores eve
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import kills
 import listeners
 import load
 import servers
@@ -204,34 +203,15 @@ class Life:
     def _check_publisher(
         self, number: int, acked: int, sent: int, resent: list[tuple[int, int]], authors: dict[int, tuple[int, int]]
     ) -> None:
-        order = [n for _, (who, n) in sorted(authors.items()) if who == number]
-        resent = [] if number in ONCE else resent
-        oldest = min(order, default=acked + 1) if self.keep else 1
-        last = order[0] - 1 if self.keep and order else 0
-        highest = last
-        seen: dict[int, int] = {}
-        for n in order:
-            # ZeroMQ may still deliver events of a closed connection together with those of the next one.
-            before = highest if number == BUS else last
-            highest = max(highest, n)
-            if n > before + 1 and not self.may_lose:
-                self.problems.append(f"publisher {number}: {n} comes after {before}")
-            if n > sent:
-                self.problems.append(f"publisher {number}: {n} was never sent, {sent} is the last")
-            if n <= last and not any(first <= n <= end for first, end in resent):
-                self.problems.append(f"publisher {number}: {n} is stored again, but was sent once")
-            seen[n] = seen.get(n, 0) + 1
-            last = n
-        missing = [n for n in range(oldest, acked + 1) if n not in seen]
-        if missing and not self.may_lose:
-            what = f"{missing[0]} to {missing[-1]}"
-            self.problems.append(
-                f"publisher {number}: {len(missing)} acknowledged messages are LOST: {what} of {acked}"
-            )
-        for n, times in seen.items():
-            allowed = 1 + sum(first <= n <= end for first, end in resent)
-            if times > allowed:
-                self.problems.append(f"publisher {number}: {n} is stored {times} times, but was sent {allowed} times")
+        found = load.judge(
+            [n for _, (who, n) in sorted(authors.items()) if who == number],
+            (acked, sent),
+            [] if number in ONCE else resent,
+            trimmed=bool(self.keep),
+            late=number == BUS,
+            may_lose=self.may_lose,
+        )
+        self.problems += [f"publisher {number}: {problem}" for problem in found]
 
     def _check_pushed(self, pushed: int, authors: dict[int, tuple[int, int]]) -> None:
         order = [n for _, (who, n) in sorted(authors.items()) if who == load.PUSHER]
@@ -301,41 +281,37 @@ def run_life(life: Life, cycles: int, busy: float, told: Any, saboteur: bool) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20, help="kills")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = kills.parser_of(__doc__, count=20, lives=10)
     parser.add_argument("--durability", default="batch")
-    parser.add_argument("--lives", type=int, default=10, help="kills of one journal")
     parser.add_argument(
         "--busy", type=float, default=200.0, help="the longest time between the load and the kill, in ms"
     )
     parser.add_argument("--sabotage", action="store_true")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the server")
-    parser.add_argument("--directory", type=servers.directory, help="for journals; a temporary one by default")
     arguments = parser.parse_args()
 
     dice = random.Random(arguments.seed)
-    root = Path(tempfile.mkdtemp(prefix="fyrehose-kill9-", dir=arguments.directory))
-    kills = acked = kept = duplicates = datagrams = violations = 0
+    root = kills.root_of(arguments, "kill9")
+    killed = acked = kept = duplicates = datagrams = violations = 0
     times: list[float] = []
     starts: list[float] = []
     by_listener: dict[str, int] = {}
     began = time.monotonic()
 
     def told(life: Life, started: float) -> None:
-        nonlocal kills
-        kills += 1
+        nonlocal killed
+        killed += 1
         starts.append(started)
-        if kills % 10 == 0 or life.problems:
-            rate = (time.monotonic() - began) / kills
-            print(f"{kills} kills, {acked + sum(life.acked.values())} acknowledged, {rate:.2f} s each", flush=True)
+        if killed % 10 == 0 or life.problems:
+            rate = (time.monotonic() - began) / killed
+            print(f"{killed} kills, {acked + sum(life.acked.values())} acknowledged, {rate:.2f} s each", flush=True)
 
-    while kills < arguments.count and not violations:
-        life = Life(root / f"life-{kills}", dice, arguments.durability)
+    while killed < arguments.count and not violations:
+        life = Life(root / f"life-{killed}", dice, arguments.durability)
         life.options = arguments.option
         try:
             times += run_life(
-                life, min(arguments.lives, arguments.count - kills), arguments.busy / 1000, told, arguments.sabotage
+                life, min(arguments.lives, arguments.count - killed), arguments.busy / 1000, told, arguments.sabotage
             )
         except (servers.ServerEnded, OSError, ValueError) as error:
             life.problems.append(f"{type(error).__name__}: {error}")
@@ -352,9 +328,9 @@ def main() -> int:
             shutil.rmtree(life.directory)
 
     print(
-        f"{kills} kills with durability {arguments.durability} (seed {arguments.seed}): {acked} messages acknowledged, "
-        f"{kept} kept, {duplicates} of them resent after a reconnect, {datagrams} deliveries by datagram checked, "
-        f"{violations} violations"
+        f"{killed} kills with durability {arguments.durability} (seed {arguments.seed}): "
+        f"{acked} messages acknowledged, {kept} kept, {duplicates} of them resent after a reconnect, "
+        f"{datagrams} deliveries by datagram checked, {violations} violations"
     )
     print("acknowledged by listener: " + ", ".join(f"{listener} {count}" for listener, count in by_listener.items()))
     if len(times) > 1:

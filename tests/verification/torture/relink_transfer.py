@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +27,7 @@ from twisted.protocols import portforward
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import kills
 import servers
 
 from fyrehose.net.clients import Backoff, ConnectionOptions
@@ -114,7 +115,7 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
     """Send all messages; return the committed ones, in order."""
     rnd = random.Random(args.seed)
     ports = servers.free_ports(("relink",))
-    server, kills = servers.Server(directory, ports=ports, only=True), 0
+    server, killed = kills.Serving(directory, ports=ports, only=True), 0
     proxy = Proxy(reactor, ports["relink"], rnd, args.cuts, max(1, args.messages * MESSAGE // 2 // max(1, args.cuts)))
     port = await TCP4ServerEndpoint(reactor, 0, interface=LOOPBACK).listen(proxy)
     committed: list[bytes] = []
@@ -132,7 +133,8 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
                         del kill_at[0]
                         await task.deferLater(reactor, rnd.random() * 0.2)
                         server.kill()
-                        server, kills = servers.Server(directory, ports=ports, only=True), kills + 1
+                        server.start()
+                        killed += 1
                     await transaction.send(message)
                     sent += 1
                 if rnd.random() < 0.15:
@@ -143,9 +145,9 @@ async def transfer(reactor: Any, args: argparse.Namespace, directory: Path) -> l
             for result in results:
                 await result
     finally:
-        status = server.kill(servers.signal.SIGTERM)
+        status = server.kill(signal.SIGTERM)
         await port.stopListening()
-    print(f"{proxy.cuts} cuts, {kills} kills; the server ended with {status}")
+    print(f"{proxy.cuts} cuts, {killed} kills; the server ended with {status}")
     return committed
 
 
@@ -157,23 +159,15 @@ async def run(reactor: Any, args: argparse.Namespace, directory: Path) -> None:
     print(f"{args.messages} messages sent, {len(committed)} committed, {len(found)} in the journal, {seconds:.0f} s")
     if found != committed:
         at = next((i for i, pair in enumerate(zip(found, committed, strict=False)) if pair[0] != pair[1]), len(found))
-        raise SystemExit(f"the journal differs from what was committed, from message {at} on")
+        raise SystemExit(f"the journal differs from what was committed, from message {at} on; see {directory}")
     print("exactly what was committed, each once, in order")
+    servers.verdict(False, directory)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--cuts", type=int, default=500)
-    parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--largest", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=Path)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = args.directory or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
-        task.react(lambda reactor: ensureDeferred(run(reactor, args, directory)))
+    args = kills.parser_of(__doc__, messages=100_000, cuts=500, kills=0, largest=50).parse_args()
+    root = kills.root_of(args, "relink")
+    task.react(lambda reactor: ensureDeferred(run(reactor, args, root)))
 
 
 if __name__ == "__main__":

@@ -15,20 +15,16 @@ The exit status is 1 if a row is missing or doubled; then the directory is kept.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
+import kills
 from plain_reader import records
-from servers import Server, free_ports
-from spark_kill import PATIENCE, write
-from spark_lives import Process, descendants, kind_of, lives, parser_of, report, writing
+from servers import free_ports
+from spark_kill import write
+from spark_lives import Process, disturb, lives, parser_of, spawn, writing
 
 #: The time between commits of the source journal, in seconds; small, because Spark is slow with micro-batches.
 PAUSE = 0.5
@@ -57,21 +53,11 @@ class Lives:
         self.directory = directory
         self.journal, self.checkpoint, self.log = (directory / name for name in ("journal", "checkpoint", "log"))
         self.ports = free_ports(("http",))
-        self.server = self.serve()
-
-    def serve(self) -> Server:
-        server = Server(self.directory / "server", ports=self.ports)
-        server.wait_until_serving()
-        return server
+        self.server = kills.Serving(directory / "server", ports=self.ports)
 
     def start(self, once: bool = False) -> Process:
-        words = [str(self.journal), f"http://127.0.0.1:{self.ports['http']}", str(self.checkpoint)]
-        words.append("5000" if once else "500")
-        # these options make the JVM start sooner
-        environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-        command = [sys.executable, "-c", QUERY, *words]
-        with self.log.open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
+        words = self.journal, f"http://127.0.0.1:{self.ports['http']}", self.checkpoint, "5000" if once else "500"
+        return spawn((sys.executable, "-c", QUERY, *words), self.log)
 
     def finish(self) -> list[str]:
         """Run the query to its end, and the last micro-batch again; return the problems."""
@@ -92,18 +78,9 @@ class Lives:
         kind = dice.choice(["driver", "jvm", "worker", "server"])
         if kind == "server":
             self.server.kill()
-            self.server = self.serve()
+            self.server.start()
             return kind
-        patience = time.monotonic() + PATIENCE
-        while time.monotonic() < patience and driver.poll() is None:
-            below = {pid: kind_of(line) for pid, line in descendants(driver.pid).items()}
-            chosen = [driver.pid] if kind == "driver" else [pid for pid, its in below.items() if its == kind]
-            try:
-                os.kill(dice.choice(chosen), signal.SIGKILL)
-                return kind
-            except (IndexError, ProcessLookupError):
-                continue
-        return "nobody"
+        return disturb(driver, kind, dice)
 
 
 def compare(source: Path, target: Path) -> list[str]:
@@ -121,7 +98,7 @@ def main() -> int:
         write(args.write, args.seed, PAUSE)
     if args.count < 1:
         parser.error("--count must be at least 1")
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-sink-kill-"))
+    directory = kills.root_of(args, "sink-kill")
     life = Lives(directory)
     try:
         with writing(__file__, life.journal, args.seed):
@@ -129,7 +106,7 @@ def main() -> int:
         problems = life.finish()
     finally:
         life.server.kill()
-    return report(problems + compare(life.journal, directory / "server" / "data"), kinds, directory)
+    return kills.report(problems + compare(life.journal, directory / "server" / "data"), kinds, directory)
 
 
 if __name__ == "__main__":

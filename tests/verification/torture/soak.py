@@ -19,7 +19,6 @@ import argparse
 import random
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import attacker
 import kill9
+import kills
 import servers
 
 #: How many clients send invalid data in a second.
@@ -121,16 +121,13 @@ class Soak:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kills.parser_of(__doc__, attacks=0)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--attacks", type=int, default=0, help="end after so many attacks, without pauses")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two checks, about")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--slope", type=float, default=1.0, help="MiB an hour that the memory may grow")
-    parser.add_argument("--directory", type=servers.directory, help="for the journal; a temporary one by default")
     arguments = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="fyrehose-soak-", dir=arguments.directory))
+    root = kills.root_of(arguments, "soak")
     soak = Soak(root, arguments)
     problems = soak.life.problems
     try:

@@ -13,14 +13,11 @@ The exit status is 1 if anything is missing, doubled or different.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -28,8 +25,10 @@ from pathlib import Path
 from threading import Timer
 from typing import IO
 
+import kills
 import pyspark
 from plain_reader import records
+from servers import verdict
 from spark_kill import archived
 
 from fyrehose.journal.recovery import Recovered
@@ -89,12 +88,8 @@ def write(writer: Writer, records: int, dice: random.Random) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--directory", type=Path)
-    args = parser.parse_args()
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-cluster-"))
-    directory.mkdir(exist_ok=True)
+    args = kills.parser_of(__doc__, records=200_000).parse_args()
+    directory = kills.root_of(args, "spark-cluster")
     journal, lake = directory / "journal", directory / "lake"
     journal.mkdir()
     dice = random.Random(1)
@@ -160,11 +155,7 @@ def main() -> int:
     for problem in problems:
         print(problem)
     print(f"{len(problems)} problems")
-    if problems:
-        print(f"kept: {directory}")
-        return 1
-    shutil.rmtree(directory)
-    return 0
+    return verdict(bool(problems), directory)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,8 @@ The exit status is 1 if anything is missing, doubled or different; then the dire
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -30,11 +26,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import attrs
+import kills
 import polars
 import pyarrow as pa
 from deltalake import DeltaTable
 from plain_reader import Record, records
-from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
+from spark_lives import SPARK, Process, disturb, lives, parser_of, rounds, spawn, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -44,8 +41,6 @@ from fyrehose.spark.jobs.optimize import optimize
 from tests.doubles.deltavectors import delete_rows
 
 COLUMNS = ("stream", "seq", "payload")
-#: How long to wait for the process that is to be killed, in seconds.
-PATIENCE = 20.0
 #: Before one in so many lives another program deletes a row.
 DELETING = 3
 #: The exit status of an archive that is refused because another one of the same journal runs.
@@ -68,33 +63,6 @@ def write(directory: Path, seed: int, pause: float = 0.05) -> None:
             )
         writer.commit([runs], now, now)
         time.sleep(pause)
-
-
-def start(journal: Path, lake: Path, log: Path, engine: str, *more: str) -> subprocess.Popen[bytes]:
-    """Start an archive in a session of its own, to kill all of its processes at once; failed tasks are retried."""
-    command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "archive", str(journal)]
-    command += [str(lake), "--master", "local[2,4]", "--memory", "1g", "--round", "300K", "--subscription", "lake"]
-    command += ["--engine", engine, *more]
-    # these options make the JVM start sooner
-    environ = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with log.open("ab") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, env=environ, start_new_session=True)
-
-
-def disturb(archive: subprocess.Popen[bytes], dice: random.Random, engine: str) -> str:
-    """Kill one of the archive's processes; return its kind.  Wait for a worker, because workers come and go."""
-    kind = dice.choice(["driver", "jvm", "worker"]) if engine == "spark" else "driver"
-    patience = time.monotonic() + PATIENCE
-    while time.monotonic() < patience:
-        below = {pid: kind_of(line) for pid, line in descendants(archive.pid).items()}
-        chosen = [archive.pid] if kind == "driver" else [pid for pid, its in below.items() if its == kind]
-        try:
-            os.kill(dice.choice(chosen), signal.SIGKILL)
-            return kind
-        except (IndexError, ProcessLookupError):
-            if archive.poll() is not None:
-                break
-    return "nobody"
 
 
 def archived(lake: Path) -> list[Record]:
@@ -121,10 +89,12 @@ class Lives:
     def lake(self) -> Path:
         return self.directory / "lake"
 
-    def archive(self, *more: str) -> subprocess.Popen[bytes]:
-        return start(self.journal, self.lake, self.directory / "log", self.engine, *more)
+    def archive(self, *more: str) -> Process:
+        words = ("archive", self.journal, self.lake, "--master", "local[2,4]", "--memory", "1g", "--round", "300K")
+        words = (*SPARK, *words, "--subscription", "lake", "--engine", self.engine, *more)
+        return spawn(words, self.directory / "log")
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Process:
         self.number += 1
         if self.number % DELETING == 0 and rounds(self.lake):
             self.delete_row()
@@ -145,10 +115,11 @@ class Lives:
         if gone.total() != 1:
             self.problems.append(f"a deletion vector of one row has deleted {gone.total()}")
 
-    def disturb(self, archive: subprocess.Popen[bytes], dice: random.Random) -> str:
+    def disturb(self, archive: Process, dice: random.Random) -> str:
         """Kill a process of the archive, or start a second archive beside it; return the kind."""
         if dice.random() < 0.75:
-            return disturb(archive, dice, self.engine)
+            kind = dice.choice(["driver", "jvm", "worker"]) if self.engine == "spark" else "driver"
+            return disturb(archive, kind, dice)
         status = self.archive().wait()
         if status != REFUSED and archive.poll() is None:
             self.problems.append(f"a second archive of the journal ended with {status}")
@@ -174,7 +145,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.write:
         write(args.write, args.seed)
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-kill-"))
+    directory = kills.root_of(args, "spark-kill")
     life = Lives(directory, args.engine)
     with writing(__file__, life.journal, args.seed):
         kinds = lives(args, life.start, life.disturb, lambda: rounds(life.lake), wanted=2)
@@ -183,7 +154,7 @@ def main() -> int:
     problems += life.compare("archived")
     optimize(life.lake, now=datetime.now(UTC) + timedelta(days=2))
     problems += life.compare("merged")
-    return report(problems, kinds, directory)
+    return kills.report(problems, kinds, directory)
 
 
 if __name__ == "__main__":

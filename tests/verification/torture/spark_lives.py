@@ -1,35 +1,38 @@
-"""The common part of the programs that kill Spark's processes: the lives of a driver, its kills, and the report."""
+"""The common part of the programs that kill Spark's processes: the lives of a driver, and its kills."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import kills
 from deltalake import DeltaTable
 
 #: How long a driver may take until its first commit, in seconds; killing it earlier tests little.
 PATIENCE = 300.0
+#: How long to wait for the process that is to be killed, in seconds.
+VICTIM = 20.0
+#: The command of drivers, and what lets their JVM start sooner.
+SPARK = (sys.executable, "-c", "from fyrehose.cli.spark import main; main()")
+QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 Process = subprocess.Popen[bytes]
 
 
 def parser_of(doc: str | None, count: int) -> argparse.ArgumentParser:
     """Return a parser of the options that these programs share; *count* is the default of --count."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=count)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = kills.parser_of(doc, count=count)
     parser.add_argument("--busy", type=float, default=12.0, help="kill within so many seconds after the first commit")
-    parser.add_argument("--directory", type=Path)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -87,17 +90,28 @@ def lives(
     return kinds
 
 
-def report(problems: list[str], kinds: Counter[str], directory: Path) -> int:
-    """Print the *problems* and the kills, remove *directory* if there are no problems, and return the exit status."""
-    for problem in problems[:20]:
-        print(problem)
-    how = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"{kinds.total()} kills ({how}): {len(problems)} problems")
-    if problems:
-        print(f"kept: {directory}")
-        return 1
-    shutil.rmtree(directory, ignore_errors=True)
-    return 0
+def spawn(words: Sequence[Any], log: Path, environ: Mapping[str, str] = os.environ) -> Process:
+    """Start a driver in a session of its own, to kill all of its processes at once."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(word) for word in words],
+            stdout=output,
+            stderr=output,
+            env={**environ, **QUICK},
+            start_new_session=True,
+        )
+
+
+def disturb(driver: Process, kind: str, dice: random.Random) -> str:
+    """Kill a process of the *kind*, for which this waits, because workers come and go; return the kind, or nobody."""
+    patience = time.monotonic() + VICTIM
+    while time.monotonic() < patience and driver.poll() is None:
+        below = {pid: kind_of(line) for pid, line in descendants(driver.pid).items()}
+        chosen = [driver.pid] if kind == "driver" else [pid for pid, its in below.items() if its == kind]
+        with suppress(IndexError, ProcessLookupError):
+            os.kill(dice.choice(chosen), signal.SIGKILL)
+            return kind
+    return "nobody"
 
 
 def descendants(pid: int) -> dict[int, str]:

@@ -15,23 +15,21 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import signal
 import socket
-import struct
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kills
 import wire
 from plain_reader import records
-from servers import Server
+from servers import Server, verdict
 
 from fyrehose.spark import session, table
 from fyrehose.spark.jobs.archive import archive
@@ -131,70 +129,14 @@ def by_lumberjack(port: int, told: Told, count: int, seed: int, pace: Pace) -> N
 
 
 def _lumberjack(peer: socket.socket, payloads: list[bytes]) -> None:
-    frames = [b"2J" + struct.pack(">II", n, len(payload)) + payload for n, payload in enumerate(payloads, 1)]
-    peer.sendall(b"2W" + struct.pack(">I", len(payloads)) + b"".join(frames))
-    answer = b""
+    peer.sendall(wire.window(payloads))
+    answers = wire.Acknowledgements()
     while True:
-        answer += _some(peer)
-        while len(answer) >= 6:
-            kind, number = struct.unpack_from(">2sI", answer)
-            answer = answer[6:]
+        for kind, number in answers.feed(_some(peer)):
             if kind != b"2A" or number > len(payloads):
                 raise ConnectionError(f"{kind!r} {number} is no acknowledgement of {len(payloads)} events")
             if number == len(payloads):
                 return
-
-
-class Load:
-    """All publishers, in threads."""
-
-    def __init__(self, server: Server, told: Told, args: argparse.Namespace) -> None:
-        self.failure: BaseException | None = None
-        works = {"figg": by_figg, "lumberjack": by_lumberjack}
-        self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(work, server.port(name), told, args.events // len(works), args.seed, Pace(args.rate)),
-                daemon=True,
-            )
-            for name, work in works.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, work: Callable[..., None], *words: Any) -> None:
-        try:
-            work(*words)
-        except BaseException as failure:
-            self.failure = failure
-
-    @property
-    def going(self) -> bool:
-        if self.failure is not None:
-            raise self.failure
-        return any(thread.is_alive() for thread in self._threads)
-
-
-@contextmanager
-def archiving(spark: Any, journal: Path, lake: Path) -> Iterator[None]:
-    """Run the archive in a thread of this process until the block ends."""
-    done, failures = threading.Event(), []
-
-    def run() -> None:
-        try:
-            archive(spark, str(journal), lake, follow=True, every=0.5, subscription="lake", stop=done.is_set)
-        except BaseException as failure:
-            failures.append(failure)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def count(spark: Any, lake: Path, journal: Path) -> Counter[str]:
@@ -243,15 +185,27 @@ def judge(spark: Any, lake: Path, journal: Path, told: Told) -> list[str]:
 def tour(directory: Path, args: argparse.Namespace, spark: Any) -> list[str]:
     """Run the whole tour; return the problems."""
     server = Server(directory)
-    journal, lake, told = directory / "data", directory / "lake", Told()
+    journal, lake, told, done = directory / "data", directory / "lake", Told(), threading.Event()
     try:
         server.wait_until_serving()
-        with archiving(spark, journal, lake):
-            load, problems, asked = Load(server, told, args), [], 0
-            while load.going:
-                problems += ask(spark, lake, journal, told)
-                asked += 1
-            problems += judge(spark, lake, journal, told)
+        with ThreadPoolExecutor() as pool:
+            words = {"follow": True, "every": 0.5, "subscription": "lake", "stop": done.is_set}
+            archived = pool.submit(archive, spark, str(journal), lake, **words)
+            try:
+                each, problems, asked = args.events // 2, [], 0
+                jobs = [
+                    pool.submit(work, server.port(name), told, each, args.seed, Pace(args.rate))
+                    for name, work in (("figg", by_figg), ("lumberjack", by_lumberjack))
+                ]
+                while not all(job.done() for job in jobs):
+                    problems += ask(spark, lake, journal, told)
+                    asked += 1
+                for job in jobs:
+                    job.result()
+                problems += judge(spark, lake, journal, told)
+            finally:
+                done.set()
+        archived.result()
         verified = verify(spark, str(journal), lake)
         print(f"asked {asked} times while it was published; {verified}", flush=True)
         if verified.differences or not verified.checked:
@@ -264,17 +218,14 @@ def tour(directory: Path, args: argparse.Namespace, spark: Any) -> list[str]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser = kills.parser_of(__doc__, events=1_000_000)
     parser.add_argument("--rate", type=float, default=6000.0, help="events a second of each publisher; 0: all they can")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=Path)
     return parser.parse_args(words)
 
 
 def main() -> int:
     args = arguments()
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-spark-tour-"))
+    directory = kills.root_of(args, "spark-tour")
     began, spark = time.monotonic(), session("tour", memory="1g")
     try:
         problems = tour(directory, args, spark)
@@ -284,11 +235,7 @@ def main() -> int:
         print(problem)
     seconds = time.monotonic() - began
     print(f"{args.events:,} events in {seconds:.0f} s: {len(problems)} problems")
-    if problems:
-        print(f"kept: {directory}")
-        return 1
-    shutil.rmtree(directory)
-    return 0
+    return verdict(bool(problems), directory)
 
 
 def _some(peer: socket.socket) -> bytes:

@@ -15,19 +15,17 @@ The exit status is 1 if anything is wrong; then the directory is kept.
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
 import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import kills
 import servers
 
 from fyrehose.journal import scan
@@ -35,10 +33,8 @@ from fyrehose.offline.dump import runs
 from fyrehose.offline.verify import verify
 from fyrehose.offline.view import look
 
-FYREHOSE = str(Path(sys.executable).with_name("fyrehose"))
 SMALL = ("--option", "journal.segment-size=256K", "--option", "journal.min-free=1M")
 STREAMS = ("a", "b")
-JSON_LINES = {"Content-Type": "application/x-ndjson"}
 
 
 class Load:
@@ -63,7 +59,7 @@ class Load:
             number += count  # messages that fail are not sent again
             try:
                 last = publish(self.port, stream, lines)
-            except (OSError, http.client.HTTPException):
+            except kills.LOST:
                 time.sleep(0.05)
                 continue
             for i, line in enumerate(lines):
@@ -78,63 +74,33 @@ class Load:
 
 def publish(port: int, stream: str, lines: list[str]) -> int:
     """Publish the *lines*; return the number of the last message."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=servers.PATIENCE)
-    try:
-        connection.request("POST", f"/streams/{stream}", "".join(f"{line}\n" for line in lines).encode(), JSON_LINES)
-        answer = connection.getresponse()
-        said = answer.read()
-        if answer.status != 200:
-            raise OSError(said.decode())
-        return int(json.loads(said)["last"])
-    finally:
-        connection.close()
+    body = "".join(f"{line}\n" for line in lines).encode()
+    status, said = kills.ask(port, "POST", f"/streams/{stream}", body, Content_Type="application/x-ndjson")
+    if status != 200:
+        raise OSError(said.decode())
+    return int(json.loads(said)["last"])
 
 
 class Scene:
-    """The server, `journal serve` and `journal follow`, and how to start each of them."""
+    """The server, `journal serve` and `journal follow`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.data, self.standby = directory / "server" / "data", directory / "standby"
-        self.ports = servers.free_ports(("http", "serve"))
-        self.start_server()
-        self.serving = self.start("serve", str(self.data), "--listen", f"127.0.0.1:{self.ports['serve']}")
-        self.following = self.follow()
+        ports = servers.free_ports(("http", "serve"))
+        self.port, at = ports.pop("http"), f"127.0.0.1:{ports['serve']}"
+        self.server = kills.Serving(directory / "server", *SMALL, ports={"http": self.port})
+        self.serving = self._journal("serve", self.data, "--listen", at)
+        self.following = self._journal("follow", f"http://{at}", self.standby)
 
-    def start_server(self) -> None:
-        self.server = servers.Server(self.directory / "server", *SMALL, ports={"http": self.ports["http"]})
-        self.server.wait_until_serving()
-
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        with (self.directory / f"{words[0]}.log").open("ab") as log:
-            return subprocess.Popen([FYREHOSE, "journal", *words], stdout=log, stderr=log)
-
-    def follow(self) -> subprocess.Popen[bytes]:
-        return self.start("follow", f"http://127.0.0.1:{self.ports['serve']}", str(self.standby))
-
-    def disturb(self, victim: str) -> None:
-        """Kill one of the three processes, and start it again."""
-        if victim == "server":
-            self.server.kill()
-            self.start_server()
-        elif victim == "serve":
-            end(self.serving)
-            self.serving = self.start("serve", str(self.data), "--listen", f"127.0.0.1:{self.ports['serve']}")
-        else:
-            end(self.following)
-            self.following = self.follow()
+    def _journal(self, *words: Any) -> kills.Program:
+        return kills.Program(words[0], [kills.FYREHOSE, "journal", *words], self.directory / f"{words[0]}.log")
 
     def wait_until_complete(self, position: int) -> None:
-        deadline = time.monotonic() + servers.PATIENCE
-        while not self.standby.exists() or look(self.standby).mark < position:
-            if self.following.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"the standby does not reach position {position}: {self.directory / 'follow.log'}")
-            time.sleep(0.01)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait(servers.PATIENCE)
+        kills.wait_for(
+            f"the standby reaches position {position}; see {self.following.log}",
+            lambda: self.standby.exists() and look(self.standby).mark >= position,
+        )
 
 
 def differences(data: Path, standby: Path) -> list[str]:
@@ -161,7 +127,7 @@ def lags(scene: Scene, count: int) -> list[float]:
     """Measure *count* times how long it takes until the standby has an acknowledged message, in seconds."""
     found = []
     for _ in range(count):
-        publish(scene.ports["http"], "lag", ["x"])
+        publish(scene.port, "lag", ["x"])
         began = time.monotonic()
         scene.wait_until_complete(look(scene.data).mark)
         found.append(time.monotonic() - began)
@@ -171,7 +137,7 @@ def lags(scene: Scene, count: int) -> list[float]:
 
 def promoted(scene: Scene, load: Load) -> list[str]:
     """Promote the standby, and check it; return the problems."""
-    subprocess.run([FYREHOSE, "journal", "promote", str(scene.standby)], check=True, timeout=servers.PATIENCE)
+    subprocess.run([kills.FYREHOSE, "journal", "promote", str(scene.standby)], check=True, timeout=servers.PATIENCE)
     found = [str(problem) for problem in verify(scene.standby).problems]
     has: dict[str, dict[int, str]] = {}
     for stream in STREAMS:
@@ -191,10 +157,9 @@ def promoted(scene: Scene, load: Load) -> list[str]:
     try:
         port = server.port("http")
         for stream, messages in load.acknowledged.items():
-            url = f"http://127.0.0.1:{port}/streams/{stream}?from=1&limit=1"
-            said = subprocess.run(["curl", "-sf", url], capture_output=True, check=False, timeout=servers.PATIENCE)
-            if f"{stream} 0 ".encode() not in said.stdout:
-                found.append(f"{url} answers {said.stdout!r} (status {said.returncode})")
+            status, said = kills.ask(port, "GET", f"/streams/{stream}?from=1&limit=1")
+            if status != 200 or f"{stream} 0 ".encode() not in said:
+                found.append(f"the first record of {stream} is answered with {status}: {said!r}")
             if (seq := publish(port, stream, ["first of the new lineage"])) <= max(messages):
                 found.append(f"number {seq} of {stream} is used twice")
     finally:
@@ -205,41 +170,32 @@ def promoted(scene: Scene, load: Load) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=servers.directory)
-    args = parser.parse_args()
-    dice = random.Random(args.seed)
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-standby-kill-"))
-    scene = Scene(directory)
-    load = Load(scene.ports["http"], args.seed)
+    args = kills.parser_of(__doc__, kills=30).parse_args()
+    scene = Scene(directory := kills.root_of(args, "standby-kill"))
+    load = Load(scene.port, args.seed)
     problems: list[str] = []
-    kinds: Counter[str] = Counter()
+    programs = scene.server, scene.serving, scene.following
     try:
-        for _ in range(args.kills):
-            time.sleep(dice.random() * 1.5)
-            victim = dice.choice(("server", "serve", "follow"))
-            scene.disturb(victim)
-            kinds[victim] += 1
-            problems += differences(scene.data, scene.standby)
+        kills.wait_for("each stream has a message", lambda: all(load.acknowledged.values()))
+        killed = kills.kill_some(
+            programs,
+            args.kills,
+            random.Random(args.seed),
+            (0.0, 1.5),
+            lambda: problems.extend(differences(scene.data, scene.standby)),
+        )
         scene.wait_until_complete(look(scene.data).mark)
         found = lags(scene, 20)
         print(f"lag: median {statistics.median(found):.2f} s, at most {max(found):.2f} s")
-        end(scene.following)
+        scene.following.kill()
         time.sleep(0.3)
         scene.server.kill()
-        end(scene.serving)
+        scene.serving.kill()
         load.stop()
         problems += differences(scene.data, scene.standby) + promoted(scene, load)
     finally:
         load.stop()
-        for process in (scene.server.process, scene.serving, scene.following):
-            end(process)
-    print(f"{args.kills} kills: {dict(kinds)}; {len(problems)} problems")
-    for problem in problems[:20]:
-        print(problem)
-    return servers.verdict(bool(problems), directory)
+    return kills.report(problems, killed, directory)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,18 @@ counted and no failure.  With --sabotage the last message is left out of the fil
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
+import kills
 import servers
 
-FYREHOSE = Path(sys.executable).with_name("fyrehose")
 RECIPE = Path(__file__).parents[3] / "deploy" / "recipes" / "rsyslog" / "fyrehose.conf"
 #: The longest time without a new message, in seconds.
 SILENCE = 60.0
@@ -45,25 +42,24 @@ def configure(directory: Path, file: Path, port: int) -> Path:
 def last(port: int) -> int:
     """Return the last number of the stream; 0 if there is none, or the server does not answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/streams", timeout=30) as answer:
-            return max((each["last"] for each in json.load(answer)["streams"] if each["name"] == "syslog"), default=0)
-    except OSError:
+        streams = json.loads(kills.ask(port, "GET", "/streams")[1])["streams"]
+    except kills.LOST:
         return 0
+    return max((each["last"] for each in streams if each["name"] == "syslog"), default=0)
 
 
 def arrived(port: int, number: int) -> bool:
     """Return whether message *number* is the last one of the stream."""
-    url = f"http://127.0.0.1:{port}/streams/syslog?from={max(1, last(port))}&limit=1"
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return any(json.loads(line)["payload"].endswith(f" {number}") for line in answer)
-    except OSError:
+        _, said = kills.ask(port, "GET", f"/streams/syslog?from={max(1, last(port))}&limit=1")
+    except kills.LOST:
         return False
+    return any(json.loads(line)["payload"].endswith(f" {number}") for line in said.splitlines())
 
 
 def stored(directory: Path) -> list[int]:
     """Return the number of each stored message."""
-    words = [FYREHOSE, "journal", "dump", directory / "data", "--stream", "syslog", "--format", "json"]
+    words = [kills.FYREHOSE, "journal", "dump", directory / "data", "--stream", "syslog", "--format", "json"]
     numbers = []
     with subprocess.Popen(words, stdout=subprocess.PIPE) as dump:
         assert dump.stdout is not None
@@ -73,20 +69,19 @@ def stored(directory: Path) -> list[int]:
     return numbers
 
 
-def send(directory: Path, messages: int, kills: int, draw: random.Random) -> None:
+def send(directory: Path, messages: int, times: int, draw: random.Random) -> None:
     """Append *messages* lines, kill the server meanwhile, and wait until it has all of them."""
     program = shutil.which("rsyslogd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if program is None:
         raise SystemExit("rsyslogd is not installed: apt install rsyslog rsyslog-relp")
     ports = servers.free_ports(("syslog", "http"))
-    server = servers.Server(directory, ports=ports, only=True)
-    server.wait_until_serving()
+    server = kills.Serving(directory, ports=ports, only=True)
     file = directory / "in.log"
     file.touch()
     words = [program, "-n", "-f", configure(directory, file, ports["syslog"]), "-i", directory / "rsyslog.pid"]
     shipper = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
-        before, part = 0, messages // (kills + 1) + 1
+        before, part = 0, messages // (times + 1) + 1
         for begin in range(0, messages, part):
             with file.open("a") as out:
                 out.writelines(f"line {number}\n" for number in range(begin, min(messages, begin + part)))
@@ -95,9 +90,8 @@ def send(directory: Path, messages: int, kills: int, draw: random.Random) -> Non
                 seen, since = (reached, time.monotonic()) if reached > seen else (seen, since)
                 time.sleep(0.05)
             if begin + part < messages:
-                server.kill(signal.SIGKILL)
-                server = servers.Server(directory, ports=ports, only=True)
-                server.wait_until_serving()
+                server.kill()
+                server.start()
             before = begin + part
         reached, since = -1, time.monotonic()
         # What comes again has come ten seconds after the last message, for which a busy machine needs longer.
@@ -112,14 +106,10 @@ def send(directory: Path, messages: int, kills: int, draw: random.Random) -> Non
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=servers.directory)
+    parser = kills.parser_of(__doc__, messages=1_000_000, kills=20)
     parser.add_argument("--sabotage", action="store_true")
     options = parser.parse_args()
-    root = Path(tempfile.mkdtemp(prefix="fyrehose-syslog-", dir=options.directory))
+    root = kills.root_of(options, "syslog")
     began = time.monotonic()
     send(root, options.messages - options.sabotage, options.kills, random.Random(options.seed))
     found = stored(root)

@@ -20,10 +20,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -32,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import kills
 import polars
 from deltalake import DeltaTable
 from plain_reader import records
 from pyspark.java_gateway import launch_gateway
-from spark_lives import descendants, kind_of, lives, parser_of, report, rounds, writing
+from spark_lives import QUICK, SPARK, Process, disturb, lives, parser_of, rounds, spawn, writing
 
 from fyrehose.journal.files import Files
 from fyrehose.journal.recovery import recover
@@ -129,8 +127,7 @@ class Starter:
         directory.mkdir(parents=True, exist_ok=True)
         self.config.write_text(CONFIG)
         self.engine = engine
-        quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
-        self.environ = os.environ | quick
+        self.environ = os.environ | QUICK
         self.gateway: Any = None
         self.started = False
         self.problems: list[str] = []
@@ -141,27 +138,20 @@ class Starter:
             self.environ |= {"PYSPARK_GATEWAY_PORT": str(where.port), "PYSPARK_GATEWAY_SECRET": where.auth_token}
             self.environ["PYSPARK_PYTHON"] = sys.executable
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start a run in a session of its own, so that all of its processes can be killed."""
+    def start(self, *more: str) -> Process:
+        """Start a run, after a look at the tables."""
         self.look()
         if self.gateway is not None and self.started:
             # Stop the context that the last driver left in the JVM.
             self.gateway.jvm.org.apache.spark.SparkContext.getOrCreate().stop()
         self.started = True
-        command = [sys.executable, "-c", "from fyrehose.cli.spark import main; main()", "tables", str(self.config)]
-        command += ["--engine", self.engine, "--master", "local[2,4]", "--memory", "1g", *more]
-        with self.log.open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output, env=self.environ, start_new_session=True)
+        words = (*SPARK, "tables", self.config, "--engine", self.engine, "--master", "local[2,4]", "--memory", "1g")
+        return spawn((*words, *more), self.log, self.environ)
 
-    def disturb(self, run: subprocess.Popen[bytes], dice: random.Random) -> str:
+    def disturb(self, run: Process, dice: random.Random) -> str:
         """Kill the driver, its JVM or a worker; return the kind."""
         kind = dice.choice(["driver", "jvm", "worker"]) if self.gateway is None and self.engine == "spark" else "driver"
-        for pid, line in descendants(run.pid).items():
-            if kind_of(line) == kind:
-                os.kill(pid, signal.SIGKILL)
-                return kind
-        run.kill()
-        return "driver"
+        return disturb(run, kind, dice)
 
     def look(self) -> None:
         """Look for doubles in the tables, between two runs."""
@@ -254,7 +244,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.write:
         write(args.write, args.seed)
-    directory = args.directory or Path(tempfile.mkdtemp(prefix="fyrehose-tables-kill-"))
+    directory = kills.root_of(args, "tables-kill")
     starter = Starter(directory, args.engine, args.warm and args.engine == "spark")
     try:
         with writing(__file__, directory / "journal", args.seed):
@@ -269,7 +259,7 @@ def main() -> int:
     finally:
         starter.stop()
     problems = [] if status == 0 else [f"the last run ended with {status}: see {starter.log}"]
-    return report(problems + starter.problems + compare(directory / "journal", starter.tables), kinds, directory)
+    return kills.report(problems + starter.problems + compare(directory / "journal", starter.tables), kinds, directory)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,9 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -42,6 +40,7 @@ from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import kills
 import servers
 
 #: How long a lease lasts, and how long a worker is stopped, in seconds.
@@ -60,13 +59,6 @@ CUTS = {"half a request": 40, "no answer": 40}
 ONE_IN = DEATHS | CUTS
 #: How many records are published before anything happens at the points, and in each second at least.
 AHEAD, LEAST = 5_000, 100
-#: How many servers have loaded their code, and wait for the end of the running one.
-PREPARED = 8
-#: Loads the code of a server, waits for a line of input, and then runs as the server.
-LOAD = (
-    "import sys; from twisted.scripts import twistd; import fyrehose.server.tap, fyrehose.protocols.http.server, "
-    "fyrehose.admin.listener; sys.stdin.readline() or sys.exit(); sys.argv = sys.argv[1:]; twistd.run()"
-)
 #: How long a server may take until it is ready, in seconds.
 PATIENCE = 120.0
 
@@ -334,54 +326,29 @@ class Victim(Protocol):
 
 
 class OneServer:
-    """A single server; its successors have already loaded their code, and wait for its end."""
+    """A single server."""
 
     kind = "server killed"
 
     def __init__(self, root: Path) -> None:
-        self.root, self.listen = root, servers.free_ports(("http", "admin"))
-        self.ports, self.page = [self.listen["http"]], self.listen["admin"]
-        root.mkdir(parents=True)
-        self._count = 0
-        self._waiting = deque(self._prepare() for _ in range(PREPARED))
+        self._root, self._listen = root, servers.free_ports(("http", "admin"))
+        self.ports, self.page = [self._listen["http"]], self._listen["admin"]
         self._start()
 
+    def _start(self) -> None:
+        # A session of its own gets its own share of a busy machine.
+        self._server = servers.Server(self._root, before=("setsid",), ports=self._listen, only=True)
+
     def serves(self) -> bool:
-        assert self._process.poll() is None, f"the server has ended; see {self._log}"
-        return "#info] serving\n" in self._log.read_text()
+        assert self._server.process.poll() is None, f"the server has ended; see {self._server.log_path}"
+        return "#info] serving\n" in self._server.log
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._server.kill()
         self._start()
 
     def end(self) -> None:
-        for process, _ in (*self._waiting, (self._process, self._log)):
-            process.kill()
-            process.wait()
-
-    def _start(self) -> None:
-        self._process, self._log = self._waiting.popleft()
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"go\n")
-        self._process.stdin.close()
-        self._waiting.append(self._prepare())
-
-    def _prepare(self) -> tuple[subprocess.Popen[bytes], Path]:
-        self._count += 1
-        log = self.root / f"log-{self._count}"
-        data, listens = self.root / "data", servers.listens(self.listen, only=True)
-        words = [str(servers.TWISTD), "--pidfile=", "-n", "fyrehose", "--data-dir", str(data), *listens]
-        # A session of its own gets its own share of a busy machine.
-        started = subprocess.Popen(
-            [sys.executable, "-c", LOAD, *words],
-            cwd=self.root,
-            stdin=subprocess.PIPE,
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        return started, log
+        self._server.kill()
 
 
 class Torture:
@@ -473,19 +440,15 @@ class Torture:
 def main(
     description: str = __doc__ or "", victim: Callable[[Path], Victim] = OneServer, kind: str = OneServer.kind
 ) -> int:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kills.parser_of(description, records=100_000, points=0)
     parser.add_argument("--minutes", type=float, default=10, help="how long, at most")
-    parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    kills = "kill the server as well, SECONDS (10) after it serves, on average"
-    parser.add_argument("--kills", type=float, nargs="?", const=10, default=0, metavar="SECONDS", help=kills)
-    parser.add_argument("--points", type=int, default=0, metavar="N", help="end workers and connections at each point")
+    often = "kill the server as well, SECONDS (10) after it serves, on average"
+    parser.add_argument("--kills", type=float, nargs="?", const=10, default=0, metavar="SECONDS", help=often)
     only = "of the points, only this one"
     parser.add_argument("--only", action="append", choices=(*ONE_IN, kind), metavar="POINT", help=only)
     parser.add_argument("--cheat", action="store_true", help="publish results separately: this must be noticed")
-    parser.add_argument("--directory", type=servers.directory, help="where to keep the journal")
     options = parser.parse_args()
-    root = options.directory or Path(tempfile.mkdtemp(prefix="fyrehose-workers-"))
+    root = kills.root_of(options, "workers")
     killed = victim(root / "server")
     try:
         problems = Torture(killed, options).run()

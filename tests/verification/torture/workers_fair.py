@@ -16,7 +16,6 @@ import asyncio
 import json
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import kills
 import servers
 
 #: How many connections are made from one address.
@@ -108,15 +108,10 @@ async def rounds(publisher: Connection, options: argparse.Namespace, waits: list
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subscriptions", type=int, default=1_000)
-    parser.add_argument("--workers", type=int, default=10, help="workers of each subscription")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--directory", type=servers.directory, help="where to keep the journal")
-    options = parser.parse_args()
+    options = kills.parser_of(__doc__, subscriptions=1_000, workers=10, rounds=10).parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    root = options.directory or Path(tempfile.mkdtemp(prefix="fyrehose-fair-"))
+    root = kills.root_of(options, "fair")
     ports = servers.free_ports(("http",))
     connections = 2 * options.subscriptions * options.workers + 100
     server = servers.Server(root / "server", f"--option=http.max-connections={connections}", ports=ports, only=True)
