@@ -84,21 +84,6 @@ def refused(deferred) -> Exception:  # type: ignore[no-untyped-def]
     return failures[0].value
 
 
-def test_streams_of_failed_publishes_are_not_counted() -> None:
-    """Otherwise a peer that publishes rubbish, or while the disk is full, would use up all the streams there may be."""
-    broker, journal, _ = make(auto=False, max_streams=3)
-    mixed = [*drafts(b"a", stream="one"), *drafts(b"b", stream="")]
-    assert isinstance(refused(broker.publish(mixed)), InvalidName)
-    journal.enter(JournalState.READ_ONLY, "full")
-    for i in range(10):
-        assert isinstance(refused(broker.publish(drafts(b"x", stream=f"while full {i}"))), ReadOnly)
-    journal.enter(JournalState.WRITABLE, "room")
-    for name in ("three", "four", "five"):
-        broker.publish(drafts(b"x", stream=name))
-    journal.commit()
-    assert isinstance(refused(broker.publish(drafts(b"x", stream="six"))), TooManyStreams)
-
-
 def test_publish_may_be_exactly_as_large_as_the_limit() -> None:
     broker, _, _ = make()
     runs = [drafts(b"x" * MAX_PAYLOAD)[0] for _ in range(3)]

@@ -107,6 +107,7 @@ def test_a_request_that_waits_for_records_ends_with_any_of_its_rights(lost: tupl
     broker.guard.change(policy(*lost))
     broker.clock.pump([0] * 10)
     assert refused(waiting) == bool(lost), f"without the right to {lost} it {'waits' if lost else 'has ended'}"
+    assert len(broker.waiting) == (not lost), "what has ended waits no longer"
 
 
 def policy(*lost: str) -> Policy:

@@ -107,6 +107,7 @@ def test_a_publish_of_a_program_fails_when_the_server_ends_before_it_is_durable(
         ([draft(stream="full")], StreamFull),
         ([draft(stream="")], InvalidName),
         ([draft(stream="a"), draft(stream="b")], TooManyStreams),
+        ([], ReadOnly),
     ],
 )
 def test_a_refused_publish_leaves_no_stream_no_number_and_no_charge(runs: list[Run], error: type[Exception]) -> None:
@@ -117,10 +118,12 @@ def test_a_refused_publish_leaves_no_stream_no_number_and_no_charge(runs: list[R
     told: list[str] = []
     bench.broker.watch_streams(told.append)
     before = bench.broker.budget.used
+    bench.journal.enter(JournalState.READ_ONLY if error is ReadOnly else JournalState.WRITABLE, "the disk")
     with pytest.raises(error):
         bench.publisher().publish([draft(stream="new"), *map(attrs.evolve, runs)])
     assert (bench.broker.largest, bench.account.held, bench.settled) == ({}, 0, [])
     assert (bench.broker.budget.used, bench.broker.sequencer.last("new")) == (before, 0)
+    bench.journal.enter(JournalState.WRITABLE, "room")
     bench.publisher().publish([draft(stream="new")])
     bench.journal.commit()
     assert (told, bench.broker.bounds("new")) == (["new"], (1, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.guard import Guard
 from fyrehose.broker.policy import parse
 from fyrehose.broker.sequencer import Sequencer
-from fyrehose.broker.signed import read_key, sign
-from fyrehose.errors import Forbidden, InvalidPosition, SubscriptionConflict, TokenEnded
-from fyrehose.identity import Action, Identity, digest
+from fyrehose.errors import Forbidden, InvalidPosition, SubscriptionConflict
+from fyrehose.identity import Identity
 from fyrehose.records import Run
 from fyrehose.subscriptions.pool import Item
 from fyrehose.subscriptions.progress import SubscriptionOptions
@@ -93,22 +91,3 @@ def test_a_stream_of_dead_letters_is_never_one_of_the_servers_own() -> None:
     for dead in (".subscriptions", ".published"):
         created = make().named.create("x", SubscriptionOptions(stream="logs.a", dead=dead), 1)
         assert failed(created, SubscriptionConflict)
-
-
-def test_a_request_that_waits_for_records_ends_with_the_signed_token(tmp_path: Path) -> None:
-    broker = make()
-    key = tmp_path / "key"
-    key.write_text("k" * 32)
-    rules = {"allow": [{"signed": "key", "subscribe": "*", "consume": "*"}]}
-    now = [1_000.0]
-    broker.guard.now = lambda: now[0]
-    broker.guard.change(parse(rules, tmp_path))
-    token = sign({Action.SUBSCRIBE: ["*"], Action.CONSUME: ["*"]}, 1_010, read_key(key))
-    sharing = broker.identified(Identity(host="10.0.0.9", token=digest(token), signed=token)).named
-    shared = sharing.find("work")
-    sharing.lease(shared, "w", None, 1, 0)
-    waiting = sharing.lease(shared, "w", None, 1, 300)
-    now[0] = 1_011.0
-    broker.clock.advance(11)
-    assert failed(waiting, TokenEnded)
-    assert broker.waiting == {}
