@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import numpy as np
 import pytest
 
 from fyrehose.bench.latencies import Latencies
+from fyrehose.bench.results import PERCENTILES
 
 
-def test_latency_with_a_rate_includes_the_wait_during_a_stall() -> None:
-    found = Latencies(4, rate=10.0)
-    found.begin(100.0)
-    assert [found.due(now) for now in (99.9, 100.0, 100.15, 105.0)] == [0, 1, 2, 4]
-    assert found.when(3) == pytest.approx(100.3)
-    found.sent(4, 105.0)
-    found.done(4, 105.0)
-    assert found.percentiles[0] == pytest.approx(4.85)
-
-
-def test_latency_of_one_message_at_a_time_counts_from_its_sending() -> None:
-    found = Latencies(2, rate=0.0)
-    found.begin(1.0)
-    assert found.percentiles == []
-    for number, (sent, done) in enumerate([(10.0, 10.5), (20.0, 20.5)], 1):
-        found.sent(number, sent)
-        found.done(number, done)
-    assert found.percentiles == pytest.approx([0.5, 0.5, 0.5])
+@pytest.mark.parametrize("rate", [0.0, 10.0])
+def test_latency_counts_from_when_a_message_was_due_or_sent_and_once(rate: float) -> None:
+    """Arrivals are told several times, and those of a connection that is behind another one late."""
+    dice = Random(1)
+    for _ in range(50):
+        found, now, sent = Latencies(20, rate), 100.0, 0
+        found.begin(now)
+        due = [now + number / rate for number in range(20)] if rate else []
+        took = list[float]()
+        while len(took) < 20:
+            now += dice.choice((0.05, 0.5))
+            if rate:
+                assert found.due(now) == sum(each <= now for each in due)
+                assert found.when(sent % 20) == pytest.approx(due[sent % 20])
+            sent = min(20, sent + dice.randint(0, 3))
+            due += [now] * (sent - len(due))
+            found.sent(sent, now)
+            now += dice.choice((0.05, 0.5))
+            upto = dice.randint(0, sent)
+            found.done(upto, now)
+            took += [now - each for each in due[len(took) : upto]]
+            expected = np.percentile(took, PERCENTILES) if took else []
+            assert found.percentiles == pytest.approx(list(expected)), f"latencies of {took}"

@@ -94,6 +94,14 @@ def test_status_shows_who_leads_and_how_far_the_others_are_behind(asked: list[Re
     assert (asked[0].servers, asked[0].cluster) == (("nats://10.0.0.1:4222",), "x")
 
 
+@pytest.mark.parametrize(("first", "last", "count"), [(0, 0, "0 entries"), (1, 1, "1 entry"), (11, 10, "0 entries")])
+def test_status_counts_the_entries_of_the_shared_log(
+    monkeypatch: pytest.MonkeyPatch, first: int, last: int, count: str
+) -> None:
+    hear(monkeypatch, Survey([LEADER, FOLLOWER], {**WHOLE, "first": first, "last": last}))
+    assert f"FYREHOSE_x, {count} (1,234 bytes) on 3 NATS servers, up to entry {last}" in run("status", *NATS).output
+
+
 def test_status_shows_which_nats_servers_answer_and_which_have_the_shared_log(weakened: None) -> None:
     lines = [line.split() for line in run("status", *NATS).output.splitlines()]
     assert ["n1", "10.0.0.1:4222", "2.15.1", "leads"] in lines

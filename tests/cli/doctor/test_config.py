@@ -148,7 +148,8 @@ def test_files_that_a_server_reads_only_at_its_start_are_examined(tmp_path: Path
 
 def test_descriptors_are_counted_for_all_connections(tmp_path: Path) -> None:
     file = tmp_path / "fyrehose.toml"
-    file.write_text('[listen]\nfigg = "tcp:8119:interface=127.0.0.1"\n')
+    listen = "".join(f'{name} = "tcp:81{n}:interface=127.0.0.1"\n' for n, name in ((17, "http"), (19, "figg")))
+    file.write_text(f"[listen]\n{listen}")
     default, asked = descriptors_wanted(configured(file, None).config)
     file.write_text(f"{file.read_text()}[option.figg]\nmax-connections = 100000\n")
     more, then = descriptors_wanted(configured(file, None).config)
