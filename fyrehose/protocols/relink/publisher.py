@@ -80,6 +80,7 @@ class TransactionalPublisher(RelinkClient):
 
     def _fail_open(self, failure: Failure, done: Deferred[None]) -> None:
         """Fail every message of the open transaction, because its link was lost."""
+        self._timers.clear()  # nothing is left to be committed
         self._open = None
         waiting, self._waiting = self._waiting, []
         for deferred in [*waiting, done]:
