@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
 from fyrehose.protocols.relink.plugin import plugin
-from fyrehose.protocols.relink.publisher import TransactionalPublisher
+from fyrehose.protocols.relink.publisher import COMMIT_DELAY, TransactionalPublisher
 from fyrehose.protocols.relink.reader import RelinkReader
 
 from .test_client import outcome
@@ -65,32 +67,76 @@ def test_publish_waits_for_the_link(make_client: Any) -> None:
     assert (done, wire.server.payloads()) == (["done"], [b"x"])
 
 
-def test_transactional_publisher_commits_full_and_delayed_transactions(make_client: Any) -> None:
-    publisher, wire = make_client(kind=TransactionalPublisher, size=3)
-    assert outcome(publisher.ready()) == ["done"]
-    done = [outcome(publisher.publish("s", b"%d" % i)) for i in range(5)]
-    wire.pump()
-    assert done == [["done"]] * 3 + [[]] * 2
-    wire.pump(0.2)
-    assert done == [["done"]] * 5
-    assert wire.server.payloads() == [b"0", b"1", b"2", b"3", b"4"]
+class TransactionsHistory:
+    """Publishes in transactions of three over lost connections, lost links and crashes.
+
+    What is confirmed is stored once; nothing of a transaction is stored before it is full, or 0.2 s old.
+    """
+
+    def __init__(self, make_client: Any, seed: int) -> None:
+        self.dice, self.ran = Random(seed), Counter[Any]()
+        self.publisher, self.wire = make_client(kind=TransactionalPublisher, size=3)
+        self.clock, self.server = self.wire.server.clock, self.wire.server
+        self.published: dict[bytes, list[Any]] = {}
+        self.open: list[bytes] = []
+        self.last = 0.0
+        self.surely = True  #: whether each publish was added to the open transaction at once
+
+    def step(self) -> None:
+        names = ("publish", "publish", "publish", "wait", "wait", "pump", "cut", "lose_link", "crash", "settle")
+        what = self.dice.choice(names if self.dice.random() < 0.5 else names[:6])
+        if what in ("cut", "lose_link", "crash"):
+            self.surely = False
+            if self.wire.near is not None:
+                getattr(self.wire, what)()
+        else:
+            getattr(self, what)()
+        if self.clock.seconds() - self.last >= COMMIT_DELAY:
+            self.open.clear()
+        stored = self.server.payloads()
+        early = set(stored) & set(self.open) if self.surely else set()
+        assert not early, f"{early} were committed before their transaction was full, or old enough"
+        for payload, found in self.published.items():
+            assert stored.count(payload) in ((1,) if found == ["done"] else (0, 1)), f"{payload!r}: {found}"
+        assert all(len(found) < 2 for found in self.published.values())
+
+    def publish(self) -> None:
+        payload = b"%d" % len(self.published)
+        self.published[payload] = outcome(self.publisher.publish("s", payload))
+        self.open = [*self.open, payload] if len(self.open) < 2 else []
+        self.last = self.clock.seconds()
+
+    def wait(self) -> None:
+        self.wire.pump(0.0625)
+
+    def pump(self) -> None:
+        self.wire.pump()
+
+    def settle(self) -> None:
+        """Wait until all is committed; what was lost with a link has failed, and the next publishes succeed."""
+        self.wire.settle()
+        failed = [payload for payload, found in self.published.items() if found == []]
+        assert not failed, f"{failed} are never confirmed, and do not fail"
+        if any(found == [UnknownOutcome] for found in self.published.values()):
+            self.ran["lost"] += 1
+        before = len(self.published)
+        for _ in range(2):  # the first one may find that its link is lost
+            self.publish()
+            self.wire.pump(COMMIT_DELAY)
+            self.wire.settle()
+        assert list(self.published.values())[before + 1] == ["done"], "the publisher does not recover"
+        self.surely, self.open = True, []
 
 
-def test_open_transaction_fails_when_the_link_is_lost(make_client: Any) -> None:
-    publisher, wire = make_client(kind=TransactionalPublisher, size=3)
-    done = [outcome(publisher.publish("s", b"0"))]
-    wire.lose_link()
-    wire.near = None
-    wire.server.clock.advance(0.1)
-    publisher.link.over = True
-    done.append(outcome(publisher.publish("s", b"1")))
-    wire.server.clock.advance(0.2)
-    wire.reconnect()
-    wire.pump(1)
-    assert done[0] == [UnknownOutcome]
-    closed = outcome(publisher.close())
-    wire.pump()
-    assert closed == ["done"]
+def test_transactions_are_stored_once_or_fail_and_are_committed_when_full_or_old(make_client: Any) -> None:
+    ran = Counter[Any]()
+    for seed in range(30):
+        history = TransactionsHistory(make_client, seed)
+        for _ in range(60):
+            history.step()
+        history.settle()
+        ran += history.ran
+    assert ran["lost"], "no publish was lost with its link"
 
 
 def test_tailer_delivers_runs_and_gaps(make_client: Any) -> None:
