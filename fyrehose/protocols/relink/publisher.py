@@ -8,6 +8,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
+from fyrehose.errors import Closed
 from fyrehose.net.lifecycle import Timers
 from fyrehose.protocols.relink.client import RelinkClient, Transaction
 
@@ -47,9 +48,14 @@ class TransactionalPublisher(RelinkClient):
         return idle.addCallback(lambda _: self.when_room(channel))
 
     def close(self) -> Deferred[None]:
-        """Roll back the open transaction, and close the client."""
+        """Roll back the open transaction, whose publishes fail, and close the client."""
         self._timers.clear()
-        return super().close()
+        closed = super().close()
+        self._open = None
+        waiting, self._waiting = self._waiting, []
+        for deferred in waiting:
+            deferred.errback(Closed("the client was closed before the transaction was committed"))
+        return closed
 
     async def _add(self, payload: bytes, done: Deferred[None]) -> None:
         """Add a message to the open transaction, or to a new one; commit at ``size`` messages."""

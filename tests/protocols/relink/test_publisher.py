@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from twisted.internet.testing import MemoryReactorClock
 
-from fyrehose.errors import ConfigError
+from fyrehose.errors import Closed, ConfigError
 from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.relink.events import UnknownOutcome
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join
@@ -84,7 +84,7 @@ class TransactionsHistory:
 
     def step(self) -> None:
         names = ("publish", "publish", "publish", "wait", "wait", "pump", "cut", "lose_link", "crash", "settle")
-        what = self.dice.choice(names if self.dice.random() < 0.5 else names[:6])
+        what = self.dice.choice(names if self.dice.random() < 0.25 else names[:6])
         if what in ("cut", "lose_link", "crash"):
             self.surely = False
             if self.wire.near is not None:
@@ -127,6 +127,18 @@ class TransactionsHistory:
         assert list(self.published.values())[before + 1] == ["done"], "the publisher does not recover"
         self.surely, self.open = True, []
 
+    def end(self) -> None:
+        """Close the publisher with an open transaction, which is rolled back."""
+        self.settle()
+        for _ in range(self.dice.randint(0, 2)):
+            self.publish()
+        closed, opened = outcome(self.publisher.close()), self.open
+        self.wire.pump()
+        self.wire.pump(COMMIT_DELAY)
+        assert closed == ["done"]
+        assert [self.published[payload] for payload in opened] == [[Closed]] * len(opened)
+        assert not set(opened) & set(self.server.payloads()), "the open transaction was committed"
+
 
 def test_transactions_are_stored_once_or_fail_and_are_committed_when_full_or_old(make_client: Any) -> None:
     ran = Counter[Any]()
@@ -134,7 +146,7 @@ def test_transactions_are_stored_once_or_fail_and_are_committed_when_full_or_old
         history = TransactionsHistory(make_client, seed)
         for _ in range(60):
             history.step()
-        history.settle()
+        history.end()
         ran += history.ran
     assert ran["lost"], "no publish was lost with its link"
 
