@@ -442,17 +442,28 @@ class TestLimits:
         said = "toy: silent from 10.0.0.1: nothing was received for 30 s; raise toy.timeout to allow more"
         assert log_lines == [said]
 
-    def test_a_frame_must_be_complete_in_time(self) -> None:
-        server = make(timeout=30.0)
-        protocol, transport = server.connect()
-        protocol.dataReceived(b"tric")
-        for _ in range(6):
-            assert not transport.disconnecting
-            server.clock.advance(4.9)
-            protocol.dataReceived(b"k")
-        server.clock.advance(1)
-        assert transport.disconnecting
-        assert server.count("frame-timeout") == 1
+    def test_a_frame_must_be_complete_in_time_and_each_has_a_time_of_its_own(self) -> None:
+        seen: Counter[str] = Counter()
+        for seed in range(30):
+            dice, server = Random(seed), make(timeout=30.0)
+            protocol, transport = server.connect()
+            due: float | None = None  #: when the incomplete line is late
+            for _ in range(40):
+                data = dice.choice((b"x", b"x", b"x\n", b"x\nx", b"x\nx\n"))
+                protocol.dataReceived(data)
+                if data.endswith(b"\n"):
+                    due = None
+                elif due is None or b"\n" in data:
+                    due = server.clock.seconds() + 30.0
+                seen["next"] += data == b"x\nx"
+                server.clock.advance(dice.choice((1.0, 5.0, 12.0)))
+                late = due is not None and server.clock.seconds() > due
+                assert transport.disconnecting == late, f"the line is late at {due}, it is {server.clock.seconds()}"
+                if late:
+                    break
+            seen["late"] += late
+            assert server.count("frame-timeout") == late
+        assert min(seen["next"], seen["late"]) > 10, f"hardly tried: {seen}"
 
     def test_bytes_that_arrive_extend_the_deadline_of_a_frame_and_its_announced_size_does_not(self) -> None:
         server = make(timeout=30.0)

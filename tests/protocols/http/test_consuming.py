@@ -301,14 +301,6 @@ def test_refusal_of_a_second_polling_consumer_says_when_to_ask_again() -> None:
     assert (status, "ask again in 30 s" in refusal["error"]) == (409, True)
 
 
-def test_answer_takes_no_lease_if_retention_has_deleted_all_that_is_unread() -> None:
-    world = World()
-    world.seqs("&limit=0")
-    world.journal.empty("s")
-    assert world.seqs() == []
-    assert world.ask("GET /streams/s?subscription=a&consumer=other") == (200, [])
-
-
 def test_an_acknowledgement_renews_the_lease_before_it_is_durable() -> None:
     world = World()
     world.seqs("&lease=10")
