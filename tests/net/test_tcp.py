@@ -33,7 +33,7 @@ from fyrehose.interfaces import ISink, JournalState
 from fyrehose.net.connections import SessionFactory
 from fyrehose.net.endpoints import TCPService
 from fyrehose.net.holding import FIRST, RefusedConnection
-from fyrehose.net.incoming import SMALL, Reading
+from fyrehose.net.incoming import SLOWEST, SMALL, Reading
 from fyrehose.net.inflight import InFlight
 from fyrehose.net.lifecycle import Phase
 from fyrehose.net.peers import PROOFS
@@ -514,13 +514,15 @@ class TestSlowReaders:
         assert transport.aborted
         assert server.count("stalled-peer") == 1
 
-    def test_data_that_was_read_long_ago_does_not_extend_the_deadline(self) -> None:
+    @pytest.mark.parametrize("unread", [0, 10 * SLOWEST])
+    def test_deadline_is_extended_by_what_the_peer_was_sent_last_and_not_by_what_it_has_read(self, unread: int) -> None:
         server = make(timeout=30.0)
         protocol, transport = server.connect()
-        for _ in range(100):
-            protocol.dataReceived(b"echo" + b"x" * 65_536 + b"\n")
+        for size in (65_536, 65_536, unread):
+            protocol.dataReceived(b"echo" + b"x" * size + b"\n")
         protocol.pauseProducing()
-        server.clock.advance(32)
+        assert protocol.closes_in == 30 + unread / SLOWEST
+        server.clock.advance(protocol.closes_in)
         assert transport.aborted
 
     def test_nothing_is_delivered_to_a_peer_that_does_not_read(self) -> None:
@@ -687,6 +689,19 @@ class TestClosing:
         assert (transport.value(), transport.disconnecting) == (b"", False)
         server.journal.enter(JournalState.WRITABLE, "room")
         assert transport.value() == b"ok first\n"
+
+    def test_a_connection_that_waits_for_a_call_before_it_closes_gets_no_more_records(self) -> None:
+        server = make()
+        (protocol, transport), (other, _) = server.connect(), server.connect()
+        protocol.dataReceived(b"?\n")
+        protocol.unsettled += 1  # a call of the broker is under way
+        protocol.finish()
+        other.dataReceived(b"a record\n")
+        server.clock.advance(0)
+        assert (transport.value(), transport.disconnecting) == (b"", False)
+        protocol.unsettled -= 1
+        protocol.settled()
+        assert transport.disconnecting
 
     def test_a_peer_that_does_not_close_is_aborted(self) -> None:
         server = make()
