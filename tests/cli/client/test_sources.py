@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, maybeDeferred
 
-from fyrehose.cli.client import sources
-from fyrehose.cli.client.sources import CHUNK, Source, Unreadable, arguments, lines_of, whole_files
+from fyrehose.cli.client.sources import CHUNK, Call, Source, Unreadable, arguments, lines_of, whole_files
 from fyrehose.records import MAX_PAYLOAD
 
 
@@ -21,7 +21,7 @@ def call(job: Callable[[], Any]) -> Deferred[Any]:
     return maybeDeferred(job)
 
 
-def everything(source: Source) -> tuple[int, list[bytes]]:
+def everything(source: Source, call: Call = call) -> tuple[int, list[bytes]]:
     """Return how many bytes *source* has read, and all its messages."""
 
     async def read() -> tuple[int, list[bytes]]:
@@ -45,43 +45,32 @@ def test_arguments_are_bytes_as_the_shell_passed_them() -> None:
     assert source.total == 12
 
 
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (b"", []),
-        (b"one", [b"one"]),
-        (b"one\n", [b"one"]),
-        (b"one\r\n\ntwo\xff\x00", [b"one\r", b"", b"two\xff\x00"]),
-        (b"\n", [b""]),
-        (b"x" * (3 * CHUNK) + b"\ny", [b"x" * (3 * CHUNK), b"y"]),
-    ],
-    ids=["nothing", "one", "one-ended", "binary", "empty-line", "long-line"],
-)
-def test_each_line_is_a_message(content: bytes, lines: list[bytes], tmp_path: Path) -> None:
-    path = tmp_path / "file"
+@given(st.lists(st.text("a\n\r\0\udcff").map(os.fsencode), min_size=1, max_size=4), st.integers(1, 9))
+def test_each_line_of_any_files_is_a_message_whatever_the_reads_return(contents: list[bytes], size: int) -> None:
+    """Each content is a pipe, into which a piece is written before each read; text at the end is a line, too."""
+    pipes = [os.pipe() for _ in contents]
+    writes = deque[tuple[int, bytes]]()
+    for (_, fd), content in zip(pipes, contents, strict=True):
+        writes += [(fd, content[at : at + size]) for at in range(0, len(content), size)] + [(fd, b"")]
+
+    def write(job: Callable[[], Any]) -> Deferred[Any]:
+        if writes:
+            fd, piece = writes.popleft()
+            os.write(fd, piece) if piece else os.close(fd)
+        return call(job)
+
+    lines = [line for content in contents for line in content.removesuffix(b"\n").split(b"\n") if content]
+    source = lines_of([f"/dev/fd/{fd}" for fd, _ in pipes])
+    assert everything(source, write) == (sum(map(len, contents)), lines)
+    for fd, _ in pipes:
+        os.close(fd)
+
+
+def test_line_of_several_reads_is_one_message(tmp_path: Path) -> None:
+    path, content = tmp_path / "file", b"x" * (3 * CHUNK) + b"\ny"
     path.write_bytes(content)
-    assert everything(lines_of([str(path)])) == (len(content), lines)
-    assert lines_of([str(path)]).total == len(content)
-
-
-@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b""))), st.integers(1, 30))
-def test_lines_do_not_depend_on_the_size_of_reads(lines: list[bytes], chunk: int) -> None:
-    """Read the same content in pieces of every size; text after the last line feed is a line of its own."""
-    data = b"".join(line + b"\n" for line in lines)
-    read, write = os.pipe()
-    os.write(write, data)
-    os.close(write)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "CHUNK", chunk)
-        patch.setattr(sources, "_open", lambda path: read)
-        patch.setattr(sources, "_total", lambda paths: None)
-        assert everything(lines_of(["pipe"]))[1] == lines
-
-
-def test_last_line_without_line_feed_is_a_message_of_its_own(tmp_path: Path) -> None:
-    for name, content in (("a", b"1\n2"), ("b", b"3\n")):
-        tmp_path.joinpath(name).write_bytes(content)
-    assert everything(lines_of([str(tmp_path / "a"), str(tmp_path / "b")])) == (5, [b"1", b"2", b"3"])
+    assert everything(lines_of([str(path)])) == (len(content), content.split(b"\n"))
+    assert lines_of([str(path), str(path)]).total == 2 * len(content)
 
 
 def test_each_whole_file_is_a_message(tmp_path: Path) -> None:
