@@ -13,6 +13,7 @@ from fyrehose.errors import JournalCorrupt, JournalUnreachable
 from fyrehose.offline.view import View
 from fyrehose.spark.counting import Behind
 from fyrehose.spark.repeating import Done, RoundJob, repeated
+from fyrehose.spark.selection import microseconds
 
 
 def steps(*results: float | Exception | None) -> Iterator[float | None]:
@@ -43,7 +44,7 @@ def test_job_that_is_never_idle_reports_its_progress_at_its_first_step(
     written: Callable[..., Any], follow: bool
 ) -> None:
     """It goes on in full rounds; its monitor learns at the beginning and after each round what it has not copied."""
-    journal, seen, lags = written(), list[int](), list[tuple[int, int]]()
+    journal, seen, lags = written(), list[int](), list[Behind]()
     journal.fill(20)
     view = journal.place.view()
     job = Copying(
@@ -53,7 +54,7 @@ def test_job_that_is_never_idle_reports_its_progress_at_its_first_step(
         identity=view.identity,
         round_bytes=20_000,
         subscription="copy",
-        monitor=lambda behind: lags.append((behind.records, behind.size)),
+        monitor=lags.append,
     )
     while job.done.position < view.mark:
         pause = job.step(60.0 if follow else None, lambda done, view: seen.append(done.position))
@@ -64,8 +65,9 @@ def test_job_that_is_never_idle_reports_its_progress_at_its_first_step(
             break
     assert (seen, job.done.rounds) == (sorted({*seen}), len(seen))
     assert len(seen) > 2
-    left = [len(journal.read(start=position)) for position in (view.start, *seen)]
-    assert lags == [(count, view.mark - position) for count, position in zip(left, (0, *seen), strict=True)]
+    for position, lag in zip((0, *seen), lags, strict=True):
+        times = [microseconds(row["time"]) for row in journal.read(start=position)]
+        assert lag == Behind(records=len(times), size=view.mark - position, since=min(times, default=None))
 
 
 def test_job_ends_after_its_last_step() -> None:
