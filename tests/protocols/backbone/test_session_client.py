@@ -303,15 +303,16 @@ def test_catch_up_without_live_messages() -> None:
     assert delivered(bench.receive(Deliver(seq=1, data=b"1"), source=PEER)) == [(1, b"1")]
 
 
-def test_lost_backbone_receives_no_requests() -> None:
-    bench = joined(after=0)
-    bench.receive(Deliver(seq=5, data=b"5"))
+def test_lost_backbone_receives_nothing_but_keepalives_and_nothing_else_is_due() -> None:
+    bench = joined(timeout=6_000.0)
+    bench.receive(Deliver(seq=1, data=b"1"), Deliver(seq=5, data=b"5"))
     assert BackboneLost() in [event for _ in range(60) for event in bench.tick(0.1)]
+    bench.session.push(b"waits", "handle")
     bench.sent()
-    events = [event for _ in range(600) for event in bench.tick(0.1)]
-    assert events == []
-    assert {type(frame) for frame, _ in bench.sent()} == {KeepAlive}
-    assert bench.session.repair.missing == [(1, 4)]
+    for _ in range(100):
+        assert bench.tick(bench.session.next_due(bench.now) - bench.now) == []
+        assert [type(frame) for frame, _ in bench.sent()] == [KeepAlive], "the timer was due for something else"
+    assert bench.session.repair.missing == [(2, 4)]
 
 
 def test_client_without_subscription_ignores_delivers() -> None:
@@ -407,6 +408,19 @@ def test_window_opens_as_pushes_are_confirmed() -> None:
     assert not bench.session.pushes.has_room
     bench.receive(Deliver(seq=1, data=b"0"))
     assert [frame for frame, _ in bench.sent()] == [Push(data=b"2")]
+
+
+def test_pushes_keep_to_the_pace_after_a_burst() -> None:
+    bench = joined(pace=1_000, window=10_000, window_bytes=1 << 20)
+    for handle in range(5_000):
+        bench.session.push(b"%d" % handle, handle)
+    sent = []
+    for seconds in (0.0, 1.0, 1.0):
+        for _ in range(round(seconds / 0.01) or 1):
+            bench.tick(min(seconds, 0.01))
+        sent.append(sum(isinstance(frame, Push) for frame, _ in bench.sent()))
+    assert sent[0] == 64, "the burst"
+    assert sent[1:] == pytest.approx([1_000, 1_000], abs=2)
 
 
 def test_pushes_wait_for_missed_records_after_a_loss() -> None:

@@ -656,8 +656,10 @@ def test_burst_to_one_host_is_a_sixteenth_of_its_rate_per_second() -> None:
 
 
 def test_changed_settings_apply_to_later_datagrams() -> None:
-    bench = Bench(push_rate=1, subscribers=2, destination_rate=1_000)
+    bench = Bench(push_rate=1, subscribers=2, destination_rate=1_000, trusted=())
     push = Push(data=b"x").serialize()
+    with_header = push[:2] + bytes([len(push)]) + push[3:]
+    assert bench.causes(with_header) == ["wrong-size"]
     assert [type(event) for event in bench.receive(push, push)] == [Pushed, Dropped]
     third, fourth = ("10.1.0.4", 4000), ("10.2.0.5", 4000)
     bench.join(CLIENT, OTHER)
@@ -666,7 +668,10 @@ def test_changed_settings_apply_to_later_datagrams() -> None:
     assert bench.causes(keep_alive(third), source=third) == ["too-many-subscribers"]
     bench.now += 1.0
     assert [type(event) for event in bench.receive(push, push)] == [Pushed, Pushed]
-    bench.session.change(BackboneSettings(subscribers=4, trusted=networks("10.0.0.0/8")))
+    bench.session.change(BackboneSettings(subscribers=4, trusted=networks("10.2.0.0/16"), total_length=True))
     bench.join(third, fourth)
+    assert bench.client(third).credit is not None
+    assert bench.client(fourth).credit is None, "its network is trusted now"
+    assert [type(event) for event in bench.receive(with_header)] == [Pushed]
     assert set(bench.subscribers()) == {CLIENT, OTHER, third, fourth}
     assert bench.session.sent_bytes.rate == BackboneSettings().destination_rate

@@ -161,13 +161,6 @@ class TestGaps:
         assert events[0] == EventsExpired(first=2, last=8), "the answer to a later request had none of them"
         assert sequences(events) == [9]
 
-    def test_events_and_lost_ranges_are_reported_in_the_order_of_their_numbers(self) -> None:
-        one = session(after=0)
-        one.connected(0)
-        events = one.receive_syncs([sync(1), sync(3), sync(4), sync(9), end(9)], 1)
-        said = [event if isinstance(event, EventsExpired) else sequences([event]) for event in events[:-1]]
-        assert said == [[1], EventsExpired(first=2, last=2), [3, 4], EventsExpired(first=5, last=8), [9]]
-
     @pytest.mark.parametrize(
         ("answer", "lost"),
         [([1], [EventsExpired(first=2, last=2)]), ([2], []), ([2, 3], []), ([2, 3, 4], [])],
@@ -210,10 +203,6 @@ class TestGaps:
         one = ready(after=0, subtrees=("/a/",), recheck=recheck, quiet=1_000)
         one.receive_broadcasts(list(map(broadcast, seen)), 0)
         assert one.next_due() >= 1_000
-
-    def test_events_of_other_topics_are_not_delivered(self) -> None:
-        one = ready(after=0, subtrees=("/a/",))
-        assert sequences(one.receive_broadcasts([broadcast(1, b"/b/"), broadcast(2, b"/a/b/")], 1)) == [2]
 
     def test_dropped_held_broadcasts_are_requested_again(self) -> None:
         one = asking(after=0)
@@ -333,18 +322,6 @@ class TestAnotherJournal:
         assert not any(event.late for event in events if isinstance(event, Events))
         assert events[-1] == Synchronised(position=4)
 
-    def test_decreasing_sequence_is_a_restart(self) -> None:
-        one = ready(after=0)
-        one.receive_broadcasts([broadcast(1), broadcast(2), broadcast(3)], 1)
-        one.disconnected(2)
-        one.connected(3)
-        one.receive_syncs([end(3)], 3)
-        requests(one)
-        events = one.receive_broadcasts([broadcast(1)], 4)
-        assert events == [Restarted(end=1)]
-        assert requests(one) == [(ServerPort.NEW_SNAPSHOT, 0)]
-        assert sequences(one.receive_syncs([sync(1), end(1)], 4)) == [1]
-
     def test_decreasing_sequence_is_a_restart_without_prior_broadcasts(self) -> None:
         one = session(after=0)
         one.connected(0)
@@ -417,18 +394,6 @@ class TestPublishing:
             assert pubs.abandon() == [PubTimedOut(handle=int(each.frames[0])) for each in model]
             assert (len(pubs), pubs.next_due()) == (0, inf)
         assert min(seen["again"], seen["failed"]), seen
-
-    def test_subscriber_synchronizes_before_it_resends(self) -> None:
-        one = ready(after=0, confirm=5)
-        one.publish(pub(b"u1"), "stored", 0)
-        one.publish(pub(b"other"), "not stored", 0)
-        one.data_to_send()
-        one.tick(5)
-        assert requests(one) == [(ServerPort.SNAPSHOT, 0)]
-        assert one.tick(6) == []
-        events = one.receive_syncs([sync(1), end(1)], 7)
-        assert PubConfirmed(handle="stored", sequence=1) in events
-        assert [frames[4] for to, frames in one.data_to_send() if to is ServerPort.COLLECTOR] == [b"other"]
 
     def test_retries_are_not_spent_while_collector_is_not_connected(self) -> None:
         one = ready(subscribe=False, confirm=5, retries=1, quiet=1_000)

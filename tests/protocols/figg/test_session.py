@@ -174,27 +174,6 @@ def test_events_of_any_frames_are_those_of_the_rules_as_soon_as_their_bytes_are_
     assert found == causes | {"truncated-frame"}
 
 
-def test_consecutive_messages_are_one_run() -> None:
-    wire = b"".join(Publish(topic="t", number=i, data=b"%d" % i).serialize() for i in range(1, 101))
-    (event,) = FiggServerSession().receive_data(wire)
-    assert isinstance(event, Published)
-    (run,) = event.runs
-    assert (event.last, run.producer_seq, len(run)) == (100, 1, 100)
-    assert run.payload == b"".join(b"%d" % i for i in range(1, 101))
-
-
-def test_alternating_topics_become_one_run_each() -> None:
-    wire = b"".join(Publish(topic=f"t{i % 3}", number=i, data=b"%d" % i).serialize() for i in range(1, 10))
-    (event,) = FiggServerSession().receive_data(wire)
-    assert isinstance(event, Published)
-    assert [(run.stream, run.producer_seq, run.payload) for run in event.runs] == [
-        ("t1", pack("<3Q", 1, 4, 7), b"147"),
-        ("t2", pack("<3Q", 2, 5, 8), b"258"),
-        ("t0", pack("<3Q", 3, 6, 9), b"369"),
-    ]
-    assert event.last == 9
-
-
 def header(kind: int, size: int, version: int = 1) -> bytes:
     return pack(">HHI", kind, version, size)
 
