@@ -102,7 +102,9 @@ class BackboneClient(Client, TrainProtocol):
     _gap: Callable[[int, int], object] = attrs.field(default=_ignore, init=False)
     _restarted: Callable[[int], object] | None = attrs.field(default=None, init=False)
     _after: int | None = attrs.field(default=None, init=False)
+    #: the first ranges that were given up, and how many there were
     _given_up: list[tuple[int, int]] = attrs.field(factory=list, init=False)
+    _given_up_count: int = attrs.field(default=0, init=False)
     _server: Address | None = attrs.field(default=None, init=False)
     _session: BackboneClientSession | None = attrs.field(default=None, init=False)
     timers: Timers = attrs.field(default=attrs.Factory(lambda self: Timers(self.clock), takes_self=True), init=False)
@@ -218,16 +220,17 @@ class BackboneClient(Client, TrainProtocol):
 
         :param complete: whether the program has received all records that it waited for
         """
-        ranges = self._given_up if complete else [*self._given_up, *self.missing]
+        missing = [] if complete else self.missing
+        ranges, count = [*self._given_up, *missing], self._given_up_count + len(missing)
         reasons = []
         if ranges:
             named = ", ".join(f"{first} to {last}" for first, last in ranges[:MOST_NAMED])
-            more = f" and {len(ranges) - MOST_NAMED} more ranges" if len(ranges) > MOST_NAMED else ""
+            more = f" and {count - MOST_NAMED} more ranges" if count > MOST_NAMED else ""
             reasons.append(f"records {named}{more} did not arrive: no longer kept, or the answers were lost")
         if self._session is not None and not complete and not self._session.found:
-            missing = "all records" if self.position is None else f"the records after {self.position}"
+            which = "all records" if self.position is None else f"the records after {self.position}"
             silence = self.connection_options.silence
-            reasons.append(f"the server has not answered for {silence:g} s: {missing} may be missing")
+            reasons.append(f"the server has not answered for {silence:g} s: {which} may be missing")
         return "; ".join(reasons)
 
     # Called by the shell.
@@ -364,7 +367,9 @@ class BackboneClient(Client, TrainProtocol):
         elif isinstance(event, PushTimedOut):
             event.handle.errback(PushUnconfirmed("no DELIVER of the push arrived: it may or may not be published"))
         elif isinstance(event, RecordsSkipped):
-            self._given_up = [*self._given_up[-MOST_NAMED:], (event.first, event.last)]
+            self._given_up_count += 1
+            if len(self._given_up) < MOST_NAMED:
+                self._given_up.append((event.first, event.last))
             self._gap(event.first, event.last)
         elif isinstance(event, JournalReplaced):
             tell_restarted(None, event.highest, event.end, self._restarted)

@@ -23,7 +23,7 @@ from fyrehose.net import udp
 from fyrehose.net.clients import ClientTarget
 from fyrehose.protocols.backbone import plugin as module
 from fyrehose.protocols.backbone.client import BackboneClient
-from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Flags, KeepAlive, Push
+from fyrehose.protocols.backbone.frames import MAX_DATA, TOKEN, Deliver, Flags, KeepAlive, Push
 from fyrehose.protocols.backbone.plugin import plugin
 from fyrehose.protocols.backbone.settings import BackboneSettings
 from fyrehose.records import Run
@@ -190,6 +190,21 @@ def test_tailer_resumes_when_the_server_returns(world: Any) -> None:
     world.send(Push(data=b"1"))
     world.run(1)
     assert subscriber.payloads == [b"1"], "it continues when the server returns"
+    subscriber.tailer.close()
+
+
+def test_shortfall_names_the_first_missing_ranges_and_counts_the_others(world: Any) -> None:
+    subscriber, named = Subscriber(world, 0), ", ".join(f"{seq} to {seq}" for seq in range(2, 22, 2))
+    missing = f"records {named} and 19 more ranges did not arrive: no longer kept, or the answers were lost"
+    subscriber.tailer.connect()
+    world.run(1)
+    for seq in range(1, 61, 2):
+        datagram = Deliver(seq=seq, data=b"x").serialize()
+        subscriber.tailer.datagrams_received(memoryview(datagram), len(datagram), world.address)
+    assert subscriber.tailer.shortfall(False) == missing, "gaps that are still requested"
+    world.run(12)
+    assert len(subscriber.lost) == 29
+    assert subscriber.tailer.shortfall(True) == missing, "gaps that were given up"
     subscriber.tailer.close()
 
 
