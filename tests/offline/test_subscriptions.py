@@ -42,6 +42,9 @@ def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_jo
         change("many", stream="logs.b", final=[[1, 3]]),
         created("work", SubscriptionOptions(stream="other")),
         change("work", stream="other", final=[[1, 2], 4], reach=7),
+        created("both", SubscriptionOptions(stream="logs.*", pattern=True)),
+        change("both", stream="logs.a", final=[[1, 2]], reach=7),
+        change("both", stream="logs.c", final=[[1, 5], 7], reach=7),
     )
     for seq, record in enumerate(records, 1):
         append_runs(bench.journal, [record], [seq])
@@ -63,6 +66,17 @@ def test_subscriptions_to_streams_and_to_files_are_listed_with_their_lag(open_jo
             "expired_total": 0,
             "paused": False,
             "lag": 8,
+        },
+        {
+            "name": "both",
+            "stream": "logs.*",
+            "kind": "shared",
+            "streams": 3,
+            "settled_total": 8,
+            "dead_total": 0,
+            "expired_total": 0,
+            "paused": False,
+            "lag": 23,
         },
         {"name": "archive", "kind": "files", "behind_bytes": 5},
     ]
