@@ -35,17 +35,6 @@ def outcome(done: Deferred[Any]) -> list[Any]:
     return found
 
 
-def test_messages_survive_a_server_crash(make_client: Any) -> None:
-    client, wire = make_client()
-    outcomes = [outcome(client.send(b"0"))]
-    wire.pump()
-    outcomes.append(outcome(client.send(b"1")))
-    wire.crash()
-    wire.reconnect()
-    assert outcomes == [["done"], ["done"]]
-    assert wire.server.payloads() == [b"0", b"1"]
-
-
 def copied(server: Any) -> MemoryJournal:
     """Return a journal with the messages and the links that *server* has now."""
     journal = MemoryJournal()
