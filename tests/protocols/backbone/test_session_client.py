@@ -156,6 +156,15 @@ def test_ack_counts_once_per_token() -> None:
     assert causes(bench.receive(ack)) == ["unknown-token"]
 
 
+def test_ack_may_repeat_the_token_of_one_of_the_last_ten_keepalives() -> None:
+    bench, tokens = Bench(), list[bytes]()
+    while len(tokens) < 11:
+        bench.tick(0.5)
+        tokens += [frame.token for frame, _ in bench.sent() if isinstance(frame, KeepAlive)]
+    assert causes(bench.receive(KeepAliveAck(token=tokens[0]))) == ["unknown-token"]
+    assert bench.receive(KeepAliveAck(token=tokens[1])) == [Found()]
+
+
 def test_backbone_is_lost_after_five_seconds_without_ack() -> None:
     bench = joined()
     events = [event for _ in range(39) for event in bench.tick(0.125)]
