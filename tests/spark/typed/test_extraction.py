@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fyrehose.patterns import Pattern
@@ -266,10 +266,22 @@ def test_each_value_is_in_a_column_or_the_payload_is_kept(events: list[dict[str,
             assert columns_of(found)[name].type == TYPES[kind]
 
 
+def parsed(payload: bytes) -> Any:
+    """Return the JSON value in *payload*, or None if it is none."""
+    try:
+        return json.loads(payload.removeprefix(b"\xef\xbb\xbf").decode())
+    except ValueError:
+        return None
+
+
 @given(st.lists(st.binary(max_size=20), max_size=6))
+@example([b"{}", b" {}\n", b"\xef\xbb\xbf{}", b"{}\x0b", b"\x0c{}", b'{"n": 1}'])
 def test_payload_of_any_bytes_is_kept_unless_it_is_a_json_object(payloads: list[bytes]) -> None:
     found = extracted(payloads, table({"a": "string"}), {})
-    assert [bool(misfit) for misfit in found.misfits] == [payload.strip() != b"{}" for payload in payloads]
+    for payload, misfit in zip(payloads, found.misfits, strict=True):
+        value = parsed(payload)
+        assert misfit or isinstance(value, dict), f"{payload!r} is no object, and is not kept"
+        assert not misfit or value != {}, f"{payload!r} is an empty object, and is kept"
 
 
 @given(st.lists(JSON, min_size=1, max_size=6), st.sampled_from(sorted(TYPES)))
