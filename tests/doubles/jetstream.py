@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from math import inf
 from typing import Any
 
 import attrs
@@ -115,7 +114,6 @@ class Nats:
     :ivar error: what each request to JetStream is refused with; None: it is not refused
     :ivar deaf: whether requests have no effect and no answer
     :ivar dumb: whether requests have their effect and no answer
-    :ivar sent: how many messages of the answer to a read arrive
     :ivar old: whether it answers a read with one entry, as before version 2.11
     :ivar requests: the subjects of the requests that have come
     """
@@ -130,7 +128,6 @@ class Nats:
     error: dict[str, Any] | None = None
     deaf: bool = False
     dumb: bool = False
-    sent: float = inf
     old: bool = False
     requests: list[str] = attrs.field(factory=list)
     _known: dict[str, int] = attrs.field(factory=dict)  #: the numbers of the entries, by their message ids
@@ -156,9 +153,8 @@ class Nats:
             if not self.publish(subject, body, reply) and reply:
                 sender.deliver(reply, b"", NO_RESPONDERS, "")
         elif subject.startswith("$JS.API.DIRECT.GET."):
-            for at, said in enumerate([] if self.deaf or self.dumb else self._read(**json.loads(body))):
-                if at < self.sent:
-                    sender.deliver(reply, *said, "")
+            for said in [] if self.deaf or self.dumb else self._read(**json.loads(body)):
+                sender.deliver(reply, *said, "")
         elif not self.deaf:
             answer = {"error": self.error} if self.error else self._answer(subject, headers, body)
             if not self.dumb and reply:
