@@ -25,7 +25,7 @@ BOUNDARIES = {
     "*.max_per_host": (
         "tests/conformance/test_connection_limits.py::test_exactly_as_many_connections_of_one_address_are_open_as_the_limit_says"
     ),
-    "*.timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time",
+    "*.timeout": "tests/net/test_tcp.py::test_a_frame_must_be_complete_in_time_and_each_has_a_time_of_its_own",
     "backbone.destination_rate": (
         "tests/conformance/test_backbone_limits.py::test_no_more_bytes_are_sent_to_a_host_when_its_rate_is_used_up"
     ),

@@ -44,7 +44,7 @@ def script() -> Any:
         ("tests/net/test_deleted.py", []),
         ("tests/conftest.py", []),
         ("tests/live/test_figg.py", []),
-        ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py", "tests/spark/typed"]),
+        ("fyrehose/spark/lake.py", ["tests/spark/test_plan.py", "tests/spark/typed", "tests/spark/test_lake.py"]),
         ("fyrehose/subscriptions/lane.py", ["tests/subscriptions", SCHEDULES]),
         ("fyrehose/protocols/lumberjack/resent.py", ["tests/protocols/lumberjack", RESENT]),
         ("docs/index.md", []),
