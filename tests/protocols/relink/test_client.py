@@ -98,6 +98,27 @@ def test_close_times_out(make_client: Any) -> None:
     assert (done, closed) == ([Closed], ["done"])
 
 
+def test_link_made_during_close_delivers_nothing(make_client: Any) -> None:
+    taken: list[bytes] = []
+    client, wire = make_client("subscribe:s@0", on_message=lambda channel, seq, parts: taken.append(parts[0]))
+    wire.server.publish("s", b"1")
+    wire.pump()
+    closed = outcome(client.close())
+    wire.server.clock.advance(0)
+    wire.far.dataReceived(wire.near.transport.value())  # The listener receives the shutdown, and forgets the link.
+    wire.server.clock.advance(0)
+    wire.lose_link()
+    wire.server.clock.advance(1)
+    for one, other in ((wire.far, wire.near), (wire.near, wire.far)) * 2:
+        said = one.transport.value()
+        one.transport.clear()
+        other.dataReceived(said)
+    for _ in range(5):
+        wire.server.clock.advance(0)
+    wire.pump()  # The reply and the messages of the new link arrive together.
+    assert (taken, closed) == ([b"1"], ["done"])
+
+
 def test_calls_without_a_link_are_refused(make_client: Any, make_server: Any) -> None:
     server = make_server(auto=False)
     client, wire = make_client(server=server)
@@ -558,7 +579,7 @@ def test_client_agrees_with_a_model_of_each_call(
     make_client: Any, logged_errors: Any, transactional: bool, listener_transactional: bool
 ) -> None:
     ran = Counter[str]()
-    for seed in range(40):
+    for seed in range(150):
         history = ClientHistory(make_client, seed, transactional, listener_transactional)
         try:
             for _ in range(120):

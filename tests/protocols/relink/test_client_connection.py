@@ -45,3 +45,16 @@ def test_paused_client_stops_reading(make_client: Any) -> None:
     wire.pump()
     assert wire.near.transport.producerState == "producing"
     assert got == [b"%d" % i for i in range(6)]
+
+
+def test_protocol_violation_of_the_listener_loses_the_link(make_client: Any) -> None:
+    lost: list[Any] = []
+    client, wire = make_client(on_lost=lost.append)
+    first = client.link
+    wire.near.dataReceived(bytes([0xA0]) + bytes(7))
+    assert wire.near.transport.disconnecting
+    wire.pump()
+    wire.reconnect()
+    assert first.over
+    assert len(lost) == 1
+    assert client.link is not first
