@@ -300,7 +300,9 @@ def keys_written(journal: MemoryJournal) -> list[tuple[int, str]]:
 def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> None:
     dice = random.Random(seed)
     journal = MemoryJournal(auto=False)
+    refusals = (PayloadTooLarge, NoRoomForKey)
     broker = make(journal, most_keys=40)
+    broker.restrict("small", 1)
     holders = {f"10.0.0.{n}": [f"{n}-{m}" for m in range(8)] for n in range(1, 4)}
     answers: dict[str, int] = {}
     flooded = 0
@@ -317,6 +319,8 @@ def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> 
         for _ in range(dice.choice((0, 0, 1, 10, 60))):
             flooded += 1
             publish_once(flood, [draft(b"x", stream="flood")], str(flooded)).addErrback(lambda failure: None)
+        for _ in range(dice.choice((0, 0, 5))):
+            assert isinstance(failure(publish_once(flood, [draft(b"xx", stream="small")], "small")), refusals)
         if dice.random() < 0.7:
             journal.commit()
         if dice.random() < 0.03:
@@ -326,6 +330,7 @@ def test_no_flood_makes_a_retry_of_a_small_holder_be_stored_twice(seed: int) -> 
             journal.enter(JournalState.FAILED, "crash")
             journal.enter(JournalState.WRITABLE, "restart")
             broker = make(journal, most_keys=40)
+            broker.restrict("small", 1)
         assert broker.budget.used <= ENTRY * 80, "40 durable keys, and as many on their way to disk"
     journal.commit()
     stored = [bytes(payload) for run in journal.read("s", 1, 1 << 20) for payload in run.payloads()]
