@@ -78,7 +78,7 @@ def test_a_server_that_does_not_lead_proves_nothing() -> None:
     assert world.appends.confirmed == float("-inf"), "a refusal may be late"
 
 
-def test_a_checkpoint_proves_nothing_while_only_the_one_before_at_the_same_position_is_confirmed() -> None:
+def test_a_checkpoint_proves_nothing_until_it_is_confirmed_itself_and_not_one_at_the_same_position() -> None:
     world = World()
     for number, second in ((1, 100.0), (2, 110.0)):
         world.clock.advance(second - world.clock.seconds())
@@ -90,6 +90,9 @@ def test_a_checkpoint_proves_nothing_while_only_the_one_before_at_the_same_posit
     world.send()
     world.appends.settle(world.role)
     assert world.appends.confirmed == 110.0
+    world.waiting[-1].callback(3)
+    world.appends.settle(world.role)
+    assert world.appends.confirmed == 120.0
 
 
 def test_an_unexpected_failure_is_not_swallowed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -293,28 +294,61 @@ def test_lengths_of_a_snapshot_that_contradict_each_other_are_damage(at: int) ->
         snapshots.Snapshot.of(sealed(data, {at: data[at] + 1}), 77)
 
 
+def change(of: Streams, dice: Random) -> str:
+    """Change *of* as a batch of the log does; return what was done."""
+    stream = f"s{dice.randrange(12)}"
+    end = of.ends.get(stream, of.retired.get(stream, of.floor))
+    did = dice.choice(["wrote", "wrote", "wrote", "reserve", "skip", "retire", "close"])
+    if did == "wrote":
+        of.wrote(stream, end + 1, end + dice.randrange(1, 9))
+    elif did == "reserve":
+        if stream in of.ends:
+            of.replay(fmt.Kind.RESERVED, [Entry(stream, end + dice.randrange(1, 50), 0)])
+    elif did == "skip":
+        of.replay(fmt.Kind.GAP, [Entry(stream, end + 1, end + 3), Entry("", 1, of.floor + dice.randrange(2))])
+    elif did == "retire":
+        of.replay(fmt.Kind.STREAMS, of.retiring(dice.sample([*of.ends, "unknown"], 1)))
+    elif dice.random() < 0.3:
+        of.replay(fmt.Kind.CLOSED, [])
+    return did
+
+
+def loaded(files: dict[int, Streams], position: int) -> Streams:
+    return files[position].copy()
+
+
+def state(of: Streams) -> tuple[object, ...]:
+    reserved = {stream: last for stream, last in of.reserved.items() if last > of.ends.get(stream, 0)}
+    return of.ends, of.retired, of.starts, of.floor, reserved
+
+
 @pytest.mark.parametrize("kept", [10, 2, 1, 0])
-def test_entries_since_a_snapshot_give_the_same_streams(kept: int) -> None:
+def test_a_segment_begins_with_the_streams_of_the_snapshot_and_all_that_changed_since(kept: int) -> None:
     """This also holds if so many streams were retired since that some of them are forgotten."""
-    limits = StreamLimits(inline=4, retired=kept)
-    of = Streams(
-        {f"s{i}": i for i in range(1, 20)}, {"old": 7, "older": 3}, reserved={"s4": 90, "s6": 70}, limits=limits
-    )
-    captured = of.capture()
-    of.wrote("s3", 4, 50)
-    of.reserve([Entry("s3", 99, 0)])
-    of.wrote("s4", 91, 91)
-    of.wrote("old", 8, 8)
-    of.apply(of.retiring(["s5", "s7"]))
-    of.apply(of.retiring(["s6"]))
-    of.adopt(1000)
-    kind, entries = of.beginning()
-    again = streams_at_start(entries, lambda position: captured)
-    assert kind is fmt.Kind.STREAMS
-    assert (again.ends, again.retired, again.starts, again.floor) == (of.ends, of.retired, of.starts, of.floor)
-    assert len(of.retired) <= max(kept, 1)
-    numbers = {stream: reserved for stream, reserved in of.reserved.items() if reserved > of.ends[stream]}
-    assert again.reserved == numbers
+    ran = Counter[str]()
+    for seed in range(200):
+        dice = Random(seed)
+        of = Streams(limits=StreamLimits(inline=3, retired=kept))
+        files: dict[int, Streams] = {}
+        captured: Streams | None = None
+        for position in range(1, 60):
+            ran[change(of, dice)] += 1
+            assert len(of.retired) <= max(kept, 1)
+            if captured is None and dice.random() < 0.2:
+                captured = of.capture()
+            elif captured is not None and dice.random() < 0.3:
+                files[position], captured = captured, None
+                of.adopt(position)
+                ran["adopted"] += 1
+            elif captured is not None and dice.random() < 0.1:
+                captured = None
+                of.abandon()
+            if dice.random() < 0.2:
+                kind, entries = of.beginning()
+                again = streams_at_start(entries, partial(loaded, files))
+                assert state(again) == state(of), f"seed {seed}, position {position}: {kind}"
+                ran["begins with a snapshot" if of.snapshot else "lists all"] += 1
+    assert min(ran.values()) > 100, f"each happens often: {ran}"
 
 
 def test_entries_of_a_returned_stream_have_the_last_number_that_is_not_served() -> None:

@@ -115,7 +115,8 @@ class Order:
     def submit(self) -> None:
         network, streams = self.dice.choice("abc"), self.dice.sample("rstuv", self.dice.choice([1, 1, 2, 3]))
         runs = [Run.of(stream, [b"x"], source="t", first_seq=1) for stream in streams]
-        publish = Publish(runs, self.dice.choice([1, 10, 60, 120]), None, len(self.submitted), network=network)
+        size, counted = self.dice.choice([1, 10, 60, 120]), self.dice.randrange(len(runs) + 1)
+        publish = Publish(runs, size, None, len(self.submitted), network=network, counted=counted)
         if self.dice.random() < 0.03:
             publish = Publish([], 0, None, None, retires=["s"])
         self.waiting.arrived.append(publish)

@@ -86,13 +86,20 @@ class TestFollowing:
             Standby(copying).catch_up(lambda: seen.append(followed(target)))
         assert seen == [str(Directory(source.directory))]
 
-    def test_directory_with_another_journal_is_not_marked(self, source: Any, open_journal: Opener) -> None:
+    def test_directory_with_another_journal_is_not_marked(
+        self, source: Any, open_journal: Opener, tmp_path: Path
+    ) -> None:
+        said: list[str] = []
         source.close()
         other = open_journal(directory=source.directory.parent / "other")
         fill(other, 1)
         other.close()
         with pytest.raises(JournalError, match="is another journal"):
             follow(source.directory, other.directory)
+        with Replica(other.directory, Files()) as replica:
+            copying = Backup(Directory(tmp_path / "away"), replica)
+            Standby(copying).catch_up(lambda: copying.run_patiently(said.append))
+        assert len(said) == 1, "the source was not reached"
         assert not (other.directory / STANDBY).exists()
         open_journal(directory=other.directory)
 
