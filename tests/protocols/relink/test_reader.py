@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import attrs
 import pytest
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
 
 from fyrehose.errors import RemoteProtocolError
 from fyrehose.protocols.relink.messages import CONTENT_TYPE, join, split
 from fyrehose.protocols.relink.reader import RelinkReader
 from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.testing import MemoryJournal
 
 
 @attrs.define(eq=False)
@@ -81,24 +85,71 @@ def test_position_is_known_before_the_first_record(make_server: Any, read: Any) 
     assert read(make_server()).reader.position == 0
 
 
-@pytest.mark.parametrize("after", [None, 0])
-def test_reader_continues_behind_its_last_record_after_losing_its_link(make_server: Any, read: Any, after: Any) -> None:
+@attrs.define(eq=False)
+class Reread:
+    """A reader whose link is lost, whose server crashes or has another journal, and what it should have reported."""
+
+    server: Any
+    reading: Reading
+    dice: Random
+    last: int = 0
+    journals: int = 1
+    records: list[tuple[int, bytes]] = attrs.field(factory=list)
+    gaps: list[tuple[int, int]] = attrs.field(factory=list)
+    restarted: list[int] = attrs.field(factory=list)
+
+    def publish(self) -> None:
+        self.last += 1
+        payload = b"%d of journal %d" % (self.last, self.journals)
+        self.server.publish("s", payload)
+        self.records.append((self.last, payload))
+
+    def lose(self) -> None:
+        """Lose the link; retention may delete some of the records that are published meanwhile."""
+        self.reading.wire.lose_link()
+        seen, kept = self.last, len(self.records)
+        for _ in range(self.dice.randrange(4)):
+            self.publish()
+        self.expire(seen, kept)
+
+    def expire(self, seen: int, kept: int) -> None:
+        """Let retention delete some records behind number *seen*, but the last."""
+        lost = self.dice.randrange(self.last - seen) if self.last > seen else 0
+        if lost:
+            self.server.journal.forget("s", seen + lost + 1)
+            self.gaps.append((seen + 1, seen + lost))
+            del self.records[kept : kept + lost]
+
+    def replace(self) -> None:
+        """Start the server with another journal, which may be the longer one."""
+        self.journals += 1
+        self.server.journal = MemoryJournal(epoch=f"{self.journals:016x}")
+        known, kept, self.last = self.last, len(self.records), 0
+        near, self.reading.wire.near = self.reading.wire.near, None
+        self.server.restart()
+        for _ in range(self.dice.randrange(6)):
+            self.publish()
+        self.expire(0, kept)
+        self.restarted += [self.last] * (known > 0)
+        near.connectionLost(Failure(ConnectionDone()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reader_reads_every_journal_once_from_its_start_over_lost_links_and_crashes(
+    make_server: Any, read: Any, seed: int
+) -> None:
     server = make_server()
-    reading = read(server, after=after)
-    server.publish("s", b"1", b"2")
-    reading.wire.pump()
-    reading.wire.lose_link()
-    server.publish("s", b"3")
-    reading.reconnect()
-    server.publish("s", b"4")
-    reading.wire.pump()
-    assert reading.records == [(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")]
-    assert reading.gaps == []
-    assert server.count("links-made") == 2
-    assert server.count("links-unknown") == 1
+    server.journal.epoch = f"{1:016x}"
+    world = Reread(server, read(server, after=0), Random(seed))
+    for _ in range(20):
+        did = world.dice.choice([world.publish, world.lose, world.replace, world.reading.wire.crash])
+        did()
+        world.reading.wire.settle()
+        told = (world.reading.records, world.reading.gaps, world.reading.restarted)
+        assert told == (world.records, world.gaps, world.restarted), f"after {did.__name__}"
 
 
-def test_idle_reader_misses_nothing_after_losing_its_link(make_server: Any, read: Any) -> None:
+def test_reader_without_a_start_misses_nothing_after_losing_its_link(make_server: Any, read: Any) -> None:
     """A reader without any record continues at the start position of its channel."""
     server = make_server()
     server.publish("s", b"before")
@@ -107,6 +158,7 @@ def test_idle_reader_misses_nothing_after_losing_its_link(make_server: Any, read
     server.publish("s", b"meanwhile")
     reading.reconnect()
     assert reading.records == [(2, b"meanwhile")]
+    assert (server.count("links-made"), server.count("links-unknown")) == (2, 1)
 
 
 def test_reader_continues_after_its_link_expired(make_server: Any, read: Any) -> None:
@@ -121,19 +173,6 @@ def test_reader_continues_after_its_link_expired(make_server: Any, read: Any) ->
     for _ in range(15):  # The first connection only learns that the link is gone, and the pauses are up to 6 s.
         reading.wire.pump(1)
     assert reading.records == [(1, b"1"), (2, b"2")]
-
-
-def test_gap_is_reported_after_losing_the_link(make_server: Any, read: Any) -> None:
-    server = make_server()
-    server.publish("s", *(b"%d" % seq for seq in range(1, 9)))
-    reading = read(server, after=7)
-    reading.wire.lose_link()
-    server.publish("s", b"9", b"10")
-    server.publish("s", b"11")
-    server.journal.forget("s", 11)
-    reading.reconnect()
-    assert reading.records == [(8, b"8"), (11, b"11")]
-    assert reading.gaps == [(9, 10)]
 
 
 def test_gap_is_reported_on_a_resumed_link(make_server: Any, read: Any) -> None:

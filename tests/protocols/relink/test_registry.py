@@ -426,6 +426,29 @@ def test_links_are_read_in_turns_when_a_server_takes_over(make_server: Any) -> N
     registry.close()
 
 
+def test_a_link_is_kept_whose_peer_comes_back_while_those_that_expired_before_it_are_discarded(
+    make_server: Any,
+) -> None:
+    server, count = make_server(retention="60"), 2 * STEPS
+    peers = [server.used(b"x") for _ in range(count)]
+    for each in peers:
+        each.leave()
+    back = []
+
+    def come_back() -> Iterator[None]:
+        while len(server.registry.entries) == count:
+            yield
+        back.append(server.linked(old=peers[-1].link))
+
+    server.clock.advance(59)
+    SteppedWork(server.broker.turns, come_back()).begin()
+    server.clock.pump([1.0] * 6)
+    assert len(server.registry.entries) == 1
+    assert back[0].events[0].resumed
+    assert back[0].publish(b"y")
+    assert server.payloads()[-1] == b"y"
+
+
 def test_a_listener_that_is_closed_while_it_reads_its_links_reads_no_more(make_server: Any) -> None:
     server = make_server()
     registry = links_of_another_server(server, STEPS)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.error import ConnectionRefusedError as NobodyListens
@@ -48,23 +52,24 @@ def test_client_opens_a_session_before_it_sends() -> None:
     assert session.receive_data(b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n") == [RelpAnswered([b"200 OK", b"200 OK"])]
 
 
-def test_client_sends_no_more_than_the_window() -> None:
-    session = RelpClientSession(window=2)
-    session.send([b"1", b"2", b"3"])
+@given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 9), max_size=5))
+def test_client_sends_no_more_than_the_window_with_numbers_that_begin_with_1_again_behind_the_last(
+    window: int, more: int, sizes: list[int]
+) -> None:
+    session = RelpClientSession(window=window, last=window + more)
+    numbers = cycle(range(1, window + more + 1))
+    assert wire(session).startswith(b"%d open " % next(numbers))
     session.receive_data(OPENED)
-    assert wire(session).count(b"syslog 1 ") == 2
-    session.receive_data(b"2 rsp 6 200 OK\n")
-    assert wire(session) == b"4 syslog 1 3\n"
-
-
-def test_numbers_begin_with_1_again_behind_the_last() -> None:
-    session = RelpClientSession(window=2, last=3)
-    session.send([b"a", b"b", b"c", b"d"])
-    session.receive_data(OPENED)
-    assert wire(session).endswith(b"2 syslog 1 a\n3 syslog 1 b\n")
-    session.receive_data(b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n")
-    assert wire(session) == b"1 syslog 1 c\n2 syslog 1 d\n"
-    assert session.receive_data(b"1 rsp 6 200 OK\n2 rsp 6 200 OK\n") == [RelpAnswered([b"200 OK", b"200 OK"])]
+    for size in sizes:
+        messages = [b"%d" % number for number in range(size)]
+        session.send(messages)
+        while messages:
+            begun, messages = messages[:window], messages[window:]
+            expected = [(b"%d" % next(numbers), payload) for payload in begun]
+            assert re.findall(rb"(\d+) syslog \d+ (\d+)\n", wire(session)) == expected
+            answer = b"".join(b"%b rsp 6 200 OK\n" % number for number, _ in expected)
+            assert session.receive_data(answer) == [RelpAnswered([b"200 OK"] * len(begun))]
+        assert wire(session) == b""
 
 
 def test_answers_do_not_depend_on_how_bytes_arrive() -> None:
