@@ -204,17 +204,29 @@ def test_last_windows_of_an_older_connection_displace_windows_before_the_last_of
     assert made.broker.counters.counts["lumberjack", "resent-forgotten"] == 5
 
 
-def test_input_waits_while_the_records_of_a_lost_connection_are_read(world: Any) -> None:
+def test_input_waits_while_the_records_of_lost_connections_are_read_also_of_those_lost_meanwhile(world: Any) -> None:
     made = world()
-    shared = made.open("a")
-    sender = shared.table.connected("10.0.0.1", lambda: None)
-    run = attrs.evolve(run_of(1), first_seq=1)
-    sender.publishing([run], 1, 0)
-    sender.close(1, 0)
-    assert shared.park(partial(made.ready.append, "parked"))
-    assert (made.ready, len(made.turns)) == (["a"], 1)
+    shared = made.open("first")
+
+    def lose() -> None:
+        sender = shared.table.connected("10.0.0.1", lambda: None)
+        sender.publishing([run_of(1)], 1, 0)
+        sender.close(1, 0)
+
+    def handle(name: str) -> None:
+        if not shared.park(partial(handle, name)):
+            made.ready.append(name)
+            if name == "last":
+                lose()
+
+    lose()
+    for name in ("a", "last", "b", "c"):
+        handle(name)
+    assert (made.ready, len(made.turns)) == (["first"], 1)
+    made.turns.pop().take_turn()
+    assert (made.ready, len(made.turns)) == (["first", "a", "last"], 1)
     made.run()
-    assert made.ready == ["a", "parked"]
+    assert made.ready == ["first", "a", "last", "b", "c"]
 
 
 def test_listeners_with_another_resent_age_or_identity_have_a_table_of_their_own(world: Any) -> None:
