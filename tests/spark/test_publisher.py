@@ -19,7 +19,7 @@ from fyrehose.spark.publisher import SparkPublisher, parse_place
 
 @attrs.define
 class Peer:
-    """Takes PUBLISH frames; each connection does what its script says."""
+    """Takes PUBLISH frames; each connection does what its script says, and further connections are refused."""
 
     listening: socket.socket
     scripts: list[str]
@@ -29,6 +29,8 @@ class Peer:
         for script in self.scripts:
             connection, _ = self.listening.accept()
             self.seen.append([])
+            if len(self.seen) == len(self.scripts):
+                self.listening.close()
             with connection:
                 self.serve(connection, script, self.seen[-1])
 
