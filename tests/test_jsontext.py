@@ -46,7 +46,9 @@ def test_what_is_no_json_is_refused(data: bytes) -> None:
         loaded(data)
 
 
-@pytest.mark.parametrize("data", [rb'"\ud800"', rb'[{"why": "a\udc00b"}]', rb'{"\ud800": 1}', rb'"\udc00\ud800"'])
+@pytest.mark.parametrize(
+    "data", [rb'"\ud800"', rb'[{"why": "a\udc00b"}]', rb'{"\ud800": 1}', rb'"\udc00\ud800"', rb'"\uD800"']
+)
 def test_half_of_a_surrogate_pair_is_refused_wherever_it_is(data: bytes) -> None:
     with pytest.raises(ValueError, match="surrogate"):
         loaded(data)

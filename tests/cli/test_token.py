@@ -26,12 +26,14 @@ def run(*words: str) -> Result:
 
 
 def test_a_token_grants_the_rights_until_the_token_expires(key: Path) -> None:
-    result = run("--key", str(key), "--rights", "subscribe=logs.*", "--rights", "publish=in", "--expires", "1h")
+    rights = ("subscribe=logs.*", "publish=in", "subscribe=metrics")
+    result = run("--key", str(key), *(word for each in rights for word in ("--rights", each)), "--expires", "1h")
     grant = grant_of(result.stdout.strip(), KEY.encode())
     assert grant is not None
     assert not grant.flaw
     assert abs(grant.expires - time.time() - 3600) < 60
     assert grant.covers(Action.SUBSCRIBE, "logs.web")
+    assert grant.covers(Action.SUBSCRIBE, "metrics")
     assert grant.covers(Action.PUBLISH, "in")
     assert not grant.covers(Action.CONSUME, "in")
 

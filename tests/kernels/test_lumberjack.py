@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import product
+from itertools import cycle, product
 from struct import pack
 from types import ModuleType
 
@@ -373,20 +373,17 @@ def test_strings_and_numbers_may_cross_the_ends_of_blocks(kernel: ModuleType, si
         assert not is_json(kernel, document + b'"')
 
 
-@pytest.mark.parametrize("depth", [62, 63, 64, 65, 511, 512, 513])
-def test_nesting_is_followed_to_a_depth_of_512(kernel: ModuleType, depth: int) -> None:
-    lists, mixed = b"[" * depth, b'{"a":' + b"[" * (depth - 1)
-    if depth > 512:
-        assert not is_json(kernel, lists + b"]" * depth)
-        assert not is_json(kernel, b'{"a":' * depth + b"1" + b"}" * depth)
-        return
-    assert is_json(kernel, b'{"a":' * depth + b"1" + b"}" * depth)
-    assert is_json(kernel, b'["' + lists * 4 + b'"]'), "brackets in a string do not nest"
+@pytest.mark.parametrize("depth", [62, 63, 64, 65, 511, 512, 513, 600])
+@pytest.mark.parametrize("kinds", [["[]"], ["{}"], ["[]", "{}"], ["[]", "[]", "{}"]])
+def test_nesting_is_followed_to_a_depth_of_512(kernel: ModuleType, depth: int, kinds: list[str]) -> None:
+    begin, end = b"", b""
+    for _, (opened, closed) in zip(range(depth), cycle(kinds), strict=False):
+        begin, end = begin + (b'{"a":' if opened == "{" else b"["), closed.encode() + end
+    assert is_json(kernel, begin + b"1" + end) == (depth <= 512)
+    assert is_json(kernel, b'["' + begin.replace(b'"', b"") * 4 + b'"]'), "brackets in a string do not nest"
     assert is_json(kernel, b"[" + b"[]," * depth + b"{}]"), "brackets that are closed do not nest"
-    assert is_json(kernel, lists + b"]" * depth)
-    assert is_json(kernel, mixed + b"]" * (depth - 1) + b"}")
-    assert not is_json(kernel, lists + b"]" * (depth - 1) + b"}")
-    assert not is_json(kernel, mixed + b"]" * depth)
+    other = b"}" if end.endswith(b"]") else b"]"
+    assert not is_json(kernel, begin + b"1" + end[:-1] + other), "the last bracket closes another"
 
 
 @pytest.mark.parametrize(("lengths", "payload"), [(b"123", b""), (column(1), b""), (column(1), b"ab")])

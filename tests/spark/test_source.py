@@ -97,15 +97,15 @@ class Query:
     end: int | None
     target: int | None = None
     kept: int = -1
-    idle: bool = False  # a minute has passed since the last update
+    waited: float = 0.0  # seconds since the last update
     updates: list[int] = attrs.field(factory=list)
 
     def keep(self, position: int) -> bool:
         """Update the subscription if it moves forward or was idle; return whether the place refuses that."""
-        if position <= self.kept and not self.idle:
+        if position <= self.kept and self.waited < HEARTBEAT:
             return False
         if not self.place.away:
-            self.kept, self.idle = position, False
+            self.kept, self.waited = position, 0.0
             self.updates.append(position)
             return False
         return True
@@ -128,7 +128,7 @@ class Query:
         return position
 
 
-STEPS = (*["plan"] * 4, "commit", *["append"] * 3, "minute", "away", "restart", "delete", "now")
+STEPS = (*["plan"] * 4, "commit", *["append"] * 3, *["half a minute"] * 5, "away", "restart", "delete", "now")
 #: What Spark may pass to latestOffset() besides the limit of the options, and which limits it replaces.
 LIMITS: dict[str, tuple[ReadLimit, dict[str, int | None]]] = {
     "all": (ReadAllAvailable(), {"rows": None, "size": None}),
@@ -192,8 +192,9 @@ def test_random_schedules_of_a_stream_have_the_offsets_and_updates_of_a_model(wr
                     if step == "now":
                         reader.prepareForTriggerAvailableNow()
                         query.target = view.mark
-                elif step == "minute":
-                    reader.kept, query.idle = (reader.kept[0], reader.kept[1] - HEARTBEAT), True
+                elif step == "half a minute":
+                    reader.kept = reader.kept[0], reader.kept[1] - HEARTBEAT / 2
+                    query.waited += HEARTBEAT / 2
                 elif at is None:
                     begin = view.start if options.start_position is None else options.start_position.position
                     begin = view.mark if options.latest else begin
