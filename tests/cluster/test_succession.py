@@ -203,6 +203,21 @@ def test_a_server_that_is_behind_does_not_take_over(cluster: Cluster) -> None:
     assert leader.role is State.LEADER
 
 
+def test_a_server_that_lacks_more_than_the_leader_has_seen_written_does_not_take_over(cluster: Cluster) -> None:
+    first = cluster.elect("abc")
+    cluster.run(2)
+    leader, behind = other_than(cluster, first)
+    cluster.hub.away.add(behind.name)
+    first.publish(b"x")
+    ask(cluster, ChangeKind.HAND_OVER, first.name, leader.name)
+    cluster.run(5, until=lambda: leader.role is State.LEADER)
+    cluster.hub.queues[behind.name] = 10.0
+    cluster.hub.away.discard(behind.name)
+    cluster.run(2)
+    ask(cluster, ChangeKind.HAND_OVER, leader.name, behind.name)
+    assert "it is behind" in answer_of(leader)
+
+
 def test_a_leader_that_has_handed_over_does_not_believe_to_lead_alone(cluster: Cluster) -> None:
     leader = cluster.elect("abc")
     leader.publish(b"x")

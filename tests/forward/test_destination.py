@@ -32,9 +32,12 @@ def test_identity_differs_between_journals_streams_and_numbers() -> None:
 
 
 def test_outcomes_of_parts_are_one() -> None:
-    one, two = run_of(b"a"), run_of(b"b", first=2)
+    one, two, three = run_of(b"a"), run_of(b"b", first=2), run_of(b"c", first=3)
     parts = [BatchOutcome(), BatchOutcome([one], "busy", pause=3.0), BatchOutcome(refused=[(two, "no")])]
     assert merged(parts) == BatchOutcome([one], "busy", [(two, "no")], 3.0)
+    for pause in (0.0, 3.0, 30.0):
+        later = [*parts, BatchOutcome([three], "later", pause=pause, more=True)]
+        assert merged(later) == BatchOutcome([one, three], "busy", [(two, "no")], max(3.0, pause), more=True)
 
 
 @pytest.mark.parametrize("url", ["h:1", "http://", "kafka://h", "http://h:x", "http://h#x", "http://[::1", ""])

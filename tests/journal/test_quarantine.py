@@ -458,6 +458,18 @@ def test_the_time_of_the_file_is_used_if_no_batch_tells_when_a_segment_was_creat
     assert fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created == 5_000
 
 
+def test_a_mended_batch_does_not_tell_when_a_segment_was_created(open_journal) -> None:
+    bench = open_journal()
+    bench.append(b"kept")
+    bench.close()
+    (segment,) = scan.segments(bench.directory)
+    created = fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created
+    for at in (fmt.SEGMENT_HEADER.size + 20, 20):
+        flip(segment.path, at)
+        quarantine.set_aside(bench.directory, Files())
+    assert fmt.SegmentHeader.unpack(segment.path.read_bytes()[:64]).created >= created > 0
+
+
 def test_a_damaged_range_longer_than_a_batch_is_replaced_by_several_gaps(open_journal) -> None:
     """Reading the batches that replace it takes no more memory than reading any other batch."""
     bench = open_journal()

@@ -416,9 +416,11 @@ class TestSnapshotsAndReaders:
                 updates.append(position)
                 super().update_subscription(name, position, identity)
 
+        subscriptions.update(source.directory, "lake", 64, 0)
         with Replica(target, Files()) as replica:
             backup = Backup(Recording(source.directory), replica, subscription="backup", seconds=lambda: clock[0])
             backup.run()
+            assert [each.name for each in subscriptions.registered(target)] == ["lake"], "nobody moves that of a backup"
             assert updates == [0, look(source.directory).mark]
             backup.run()
             assert len(updates) == 2, "a subscription without news is updated once a minute only"

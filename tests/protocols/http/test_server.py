@@ -27,6 +27,7 @@ from fyrehose.observe.listeners import Listener
 from fyrehose.protocols.http.answers import KEEPALIVE, TURN_RECORDS
 from fyrehose.protocols.http.server import MOST_RANGES, HttpSettings, Upload
 from fyrehose.records import MAX_PAYLOAD, Run
+from fyrehose.sessions import PIECE
 from fyrehose.standing import ServerRole, Standing
 from fyrehose.testing import MemoryJournal
 from tests.doubles.http_world import HttpPeer, HttpWorld
@@ -346,6 +347,14 @@ def test_live_get_sends_new_records_and_keepalives(server: HttpWorld) -> None:
     assert b": still here" in peer.hear()
     peer.leave()
     assert not server.broker.fanout.cursors
+
+
+@pytest.mark.parametrize("limit", range(1, 8))
+def test_limit_counts_records_of_every_size(server: HttpWorld, limit: int) -> None:
+    for size in (2 * PIECE, 1, PIECE, PIECE + 1, 0, 3 * PIECE):
+        server.publish(b"x" * size)
+    answer = server.request(f"GET /streams/s?limit={limit}")
+    assert [line["seq"] for line in answer.lines] == list(range(1, min(limit, 6) + 1))
 
 
 def test_many_small_records_are_sent_in_turns_and_in_order(server: HttpWorld) -> None:

@@ -224,10 +224,11 @@ def test_data_after_half_close_is_ignored(server: Make, window: Make) -> None:
 
 
 @both
-def test_stop_finishes_the_open_window_and_reads_no_further_one(server: Make, version: int) -> None:
+@pytest.mark.parametrize("announced", [3, 5])
+def test_stop_finishes_the_open_window_and_reads_no_further_one(server: Make, version: int, announced: int) -> None:
     made = server()
     peer = made.connect()
-    peer.send(announce(3, version) + doc(1, version=version))
+    peer.send(announce(announced, version) + doc(1, version=version))
     drained = made.factory.drain()
     made.clock.advance(0.5)
     assert not peer.transport.disconnecting

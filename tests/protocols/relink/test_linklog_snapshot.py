@@ -44,14 +44,18 @@ def test_snapshot_matches_its_golden_bytes() -> None:
     assert save_snapshot(made).hex() == "0101019003000402040003010101ac02"
 
 
-@given(st.lists(st.sampled_from([Ack.COMMITTED, Ack.UNCOMMITTED, None]), max_size=20))
-def test_snapshot_round_trip(results: list[Ack | None]) -> None:
-    made = worked(results)
+#: Channels with as many bits as the bytes of a number have, and one more.
+CHANNELS = st.sampled_from(sorted({(1 << bits) + more for bits in (7, 14, 56, 62, 63) for more in (-1, 0)}))
+
+
+@given(st.lists(st.sampled_from([Ack.COMMITTED, Ack.UNCOMMITTED, None]), max_size=20), CHANNELS)
+def test_snapshot_round_trip(results: list[Ack | None], channel: int) -> None:
+    made = worked(results, channel)
     found = link()
     restore_snapshot(found, save_snapshot(made))
     if results:
-        made.settle(3, len(results) - 1)
-    made.receiving[3].rewind()
+        made.settle(channel, len(results) - 1)
+    made.receiving[channel].rewind()
     assert cursors(found) == cursors(made)
 
 
