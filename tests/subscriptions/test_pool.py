@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -181,13 +182,19 @@ def test_an_orderly_stop_notes_what_is_leased() -> None:
     assert world.lease() == [], "a server that stops leases nothing"
 
 
-def test_after_an_orderly_stop_only_what_was_leased_waits() -> None:
+@pytest.mark.parametrize(("stops", "hold"), [(9.9, [(2, 6)]), (10.0, [(2, 2), (5, 6)])])
+def test_after_an_orderly_stop_only_what_was_leased_waits_also_over_another_stop(
+    stops: float, hold: list[tuple[int, int]]
+) -> None:
     before = StreamProgress()
     before.apply({"final": [1], "reach": 6, "ends": [[2, 2, 1, 1]], "hold": [[3, 4]]})
-    world = World(progress=before, before=1, window=8)
-    assert world.lease(3) == [2, 5, 6]
+    world, again = (World(progress=copy.deepcopy(before), before=1, window=8) for _ in range(2))
+    for each in (world, again):
+        assert each.lease(3) == [2, 5, 6]
     world.now = 10.0
     assert world.lease(2) == [3, 4]
+    again.now = stops
+    assert again.pool.stop().of(again.lane).hold == hold
 
 
 def test_a_start_with_many_separate_failures_looks_at_each_record_few_times() -> None:

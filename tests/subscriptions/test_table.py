@@ -298,7 +298,8 @@ def test_a_retired_stream_of_a_pattern_is_forgotten_when_nobody_has_a_record_of_
     assert (describe(again)["settled_total"], describe(again)["expired_total"]) == (3, 3)
 
 
-def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_retired_stream_is_kept_for_its_dead_letters_until_retention_deletes_them(deleted: bool) -> None:
     world = World()
     options = SubscriptionOptions(stream="logs.*", pattern=True, limit=1, dead="dead")
     shared = world.table.create("logs", options).result
@@ -308,6 +309,11 @@ def test_a_retired_stream_is_kept_for_its_dead_letters() -> None:
     world.broker.retire_as("test", ["logs.a"])
     world.clock.pump([CHECK] * 4)
     assert shared.places == {"logs.a": 1}
+    if deleted:
+        world.journal.empty("dead")
+        world.clock.pump([CHECK] * 4)
+        assert shared.places == {}
+        return
     assert world.broker.named.redrive(shared).result == (1, 0)
     (part,) = world.lease(shared).result
     assert part.lease.first == 2
