@@ -209,6 +209,9 @@ def test_a_server_that_lacks_more_than_the_leader_has_seen_written_does_not_take
     leader, behind = other_than(cluster, first)
     cluster.hub.away.add(behind.name)
     first.publish(b"x")
+    cluster.run(2)
+    leader.stop()
+    leader.start()
     ask(cluster, ChangeKind.HAND_OVER, first.name, leader.name)
     cluster.run(5, until=lambda: leader.role is State.LEADER)
     cluster.hub.queues[behind.name] = 10.0
