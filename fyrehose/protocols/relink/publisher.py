@@ -38,8 +38,12 @@ class TransactionalPublisher(RelinkClient):
         """
         self.prepare(stream)
         done: Deferred[None] = Deferred()
-        added: Deferred[Any] = self._lock.run(lambda: Deferred.fromCoroutine(self._add(payload, done)))
-        added.addErrback(self._fail_open, done)
+
+        def add() -> Deferred[None]:
+            # After a failure the next message, which waits for the lock, must not find the transaction that is lost.
+            return Deferred.fromCoroutine(self._add(payload, done)).addErrback(self._fail_open, done)
+
+        self._lock.run(add)
         return done
 
     def ready(self, channel: int = 0) -> Deferred[None]:
@@ -61,9 +65,9 @@ class TransactionalPublisher(RelinkClient):
         """Add a message to the open transaction, or to a new one; commit at ``size`` messages."""
         if self._open is None:
             self._open = await self.transaction().begin()
+        self._timers.clear()  # a message that waits for room belongs to the transaction, and keeps it open
         await self._open.send(payload)
         self._waiting.append(done)
-        self._timers.clear()
         if len(self._waiting) >= self.size:
             self._commit()
         else:
