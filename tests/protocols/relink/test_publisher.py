@@ -85,8 +85,8 @@ class TransactionsHistory:
         self.surely = True  #: whether each publish was added to the open transaction at once
 
     def step(self) -> None:
-        names = ("publish", "publish", "publish", "wait", "wait", "pump", "stall", "cut", "lose_link", "crash", "settle")
-        what = self.dice.choice(names if self.dice.random() < 0.25 else names[:7])
+        usual = ("publish", "publish", "publish", "wait", "wait", "pump", "stall")
+        what = self.dice.choice((*usual, "cut", "lose_link", "crash", "settle") if self.dice.random() < 0.25 else usual)
         if what in ("cut", "lose_link", "crash"):
             self.surely = False
             if self.wire.near is not None:
