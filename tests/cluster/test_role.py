@@ -380,10 +380,13 @@ def test_a_leader_stops_when_the_shared_log_has_lost_confirmed_entries(since: in
     role = leader()
     role.append(0, whole(b"abc"))
     (entry,) = appends(role)
-    role.accepted(entry, 2)
+    for _ in range(SIGNS - 1):
+        role.refused(entry, 0, 1)
+    role.accepted(entry, 2)  # the answers before were outdated
     role.append(3, whole(b"def"))
     (entry,) = appends(role)
     for _ in range(SIGNS):
+        assert role.state is State.LEADER, "the signs follow each other, without an accepted append in between"
         role.refused(entry, 1, since)
     assert role.state is (State.STOPPED if lost else State.LEADER)
     assert bool(role.pending) is not lost, "nobody waits for what can never be accepted"

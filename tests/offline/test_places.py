@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -195,7 +196,7 @@ def test_a_connection_that_has_died_silently_is_replaced() -> None:
         kept: list[socket.socket] = []
 
         def serve() -> None:
-            for only in (answer(200), answer(206, b"part"), answer(206, b"part")):
+            for only in (answer(200), answer(206, b"part"), answer(206, b"part"), b""):
                 connection, _ = listening.accept()
                 connection.recv(4096)
                 connection.sendall(only)  # it is silent after that
@@ -203,12 +204,16 @@ def test_a_connection_that_has_died_silently_is_replaced() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        there = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=2, first_pause_s=0)
+        there = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=1, first_pause_s=0)
         with there.open(0, 100) as reader:
             assert [bytes(reader.read(at, 4)) for at in (0, 50)] == [b"part"] * 2
+            with pytest.raises(JournalUnreachable, match="does not answer"):
+                reader.read(90, 4)
         thread.join()
+        again, _, _ = select.select([listening], [], [], 0)
         for connection in kept:
             connection.close()
+    assert not again, "it has asked again although the server was silent on a new connection"
 
 
 def test_an_answer_of_a_proxy_does_not_mean_that_a_segment_was_deleted() -> None:
