@@ -131,6 +131,7 @@ async def test_events_are_sent_again_to_a_peer_that_dies(sending: Any) -> None:
     peer = Peer("die", "ack", "part", "die")
     sender = sending(peer, window=10)
     assert await sender.send([run_of(40)]) == DONE
+    assert not sender.problem, "the problem of an earlier connection is still shown"
     assert sorted({json.loads(event)["n"] for event in peer.events}) == list(range(1, 41))
 
 
