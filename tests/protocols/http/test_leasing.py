@@ -277,7 +277,7 @@ def test_settling_that_waits_when_the_journal_fails_has_no_answer() -> None:
 
 def test_answer_says_how_long_the_server_waited_so_that_a_worker_knows_when_its_lease_began() -> None:
     world, peer = waiting(20, lease=10)
-    world.clock.advance(15.0625)
+    world.clock.advance(15.0629)
     world.add(1)
     status, answer = peer.answer()
     assert (status, answer["waited"], [record["seq"] for record in answer["records"]]) == (200, 15.062, [11])
