@@ -99,18 +99,7 @@ def test_request_is_repeated_if_a_server_refuses_the_connection_or_asks_to_retry
     for _ in range(8):
         clock.advance(1)
     endpoint.answer(200, {})
-    assert done.result[:2] == (200, {})
-
-
-def test_connection_is_closed_after_status_503_because_another_server_may_lead() -> None:
-    endpoint, clock = Endpoint(), Clock()
-    _, done = calling(endpoint, clock)
-    endpoint.answer(503, {"error": "another server leads"})
-    assert endpoint.made[0].disconnecting
-    clock.advance(1)
-    assert len(endpoint.made) == 2
-    endpoint.answer(200, {})
-    assert (done.result[:2], done.result.repeats) == ((200, {}), 0)
+    assert (done.result[:2], done.result.repeats) == ((200, {}), 0), "the server has refused it, and not lost it"
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.0, HTTP_OPTIONS.answer_timeout, 100.0])
@@ -177,6 +166,8 @@ def test_any_answer_of_a_proxy_is_a_lost_connection_once_the_server_has_answered
     asked: Deferred[Any] = Deferred.fromCoroutine(caller.call("POST", "/x"))
     endpoint.answer(503, {"error": "later"})
     clock.advance(0.5)
+    left = [each.disconnecting for each in endpoint.made]
+    assert left == [True, True, False], "each attempt has a connection of its own, because another server may lead"
     endpoint.say(proxy(status))
     clock.advance(1)
     endpoint.answer(200, {"a": 1})
