@@ -25,6 +25,7 @@ from fyrehose.protocols.http.server import HttpFactory, HttpSettings
 from fyrehose.records import Run
 from fyrehose.testing import ClientSide, MemoryJournal
 from fyrehose.web.client_session import ServerAnswer
+from tests.doubles.answering import EndingEndpoint
 
 
 def answer(status: int, detail: str = "") -> ServerAnswer:
@@ -221,8 +222,13 @@ def test_records_beyond_the_quota_of_streams_wait_until_the_server_has_room_for_
     working.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
 
 
-def test_sender_uses_the_servers_and_the_token_of_its_table() -> None:
+def test_sender_says_why_the_server_of_its_table_does_not_answer_until_it_does() -> None:
     table = FyrehoseTable(name="n", streams="s", to=(place("fyrehose://h:8117"),))
-    made = fyrehose.sender(table, Around(Clock(), [object()], lambda: ""))  # type: ignore[list-item]
-    assert made.problem == ""
+    server = EndingEndpoint()
+    made = fyrehose.sender(table, Around(server.clock, [server], lambda: ""))  # type: ignore[list-item]
+    sending = Deferred.fromCoroutine(made.send([run_of([b"a"])]))
+    for answered in (False, True):
+        assert bool(made.problem) == (len(server.connections) > 1), f"after a lost connection: {made.problem!r}"
+        server.answer(200) if answered else server.lose()
+    assert (sending.result, made.problem) == (DONE, ""), "the server has answered"
     made.close()
