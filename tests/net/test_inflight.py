@@ -31,6 +31,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
 class Peer:
     """A connection: the transport and the frame of its account, which remember what they are told.
 
+    :ivar owner: whose share of the memory it uses: that of its network, or its own
     :ivar held: the sizes of its publishes that are not durable
     :ivar crowded: whether these have exceeded the limit of a connection, and still take more than half of it
     :ivar slot: the size of the slot of its frame
@@ -46,9 +47,11 @@ class Peer:
     slow: bool = attrs.field(default=False, init=False)
     dropped: bool = attrs.field(default=False, init=False)
     account: Account = attrs.field(init=False)
+    owner: object = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self.account = self.budget.account(self, self.network, self)
+        self.owner = self.network or self
 
     def pauseProducing(self) -> None:
         assert self.reading
@@ -119,8 +122,8 @@ class History:
 
     def share(self, peer: Peer) -> int:
         """Return what the network of *peer* has in flight."""
-        arrived = sum(each.account.arrived for each in self.open if each.account.share is peer.account.share)
-        return arrived + sum(size for each, size, _ in self.in_flight if each.account.share is peer.account.share)
+        arrived = sum(each.account.arrived for each in self.open if each.owner == peer.owner)
+        return arrived + sum(size for each, size, _ in self.in_flight if each.owner == peer.owner)
 
     def causes(self, peer: Peer) -> dict[str, bool]:
         """Return which causes there are to read *peer*, unless it is crowded."""
@@ -143,15 +146,15 @@ class History:
         if sum(causes.values()) == 1 and read:
             self.seen[next(cause for cause in causes if causes[cause])] += 1
 
-    def submitted(self, peer: Peer | None = None) -> dict[int, int]:
-        found: Counter[int] = Counter()
+    def submitted(self) -> dict[object, int]:
+        found: Counter[object] = Counter()
         for each, _, submitted in self.in_flight:
-            found[id(each.account.share)] += submitted
+            found[each.owner] += submitted
         return +found
 
     def is_behind(self, peer: Peer) -> bool:
         found = self.submitted()
-        own = found.get(id(peer.account.share), 0)
+        own = found.get(peer.owner, 0)
         return own > 0 and own * len(found) >= self.window
 
     # What happens.
@@ -224,7 +227,7 @@ class History:
             peer.account.release(size, *[submitted] * (submitted > 0))
             if peer in self.open and not was_read:
                 self.check_read(peer)
-            behind = [each for each in self.parked if each.account.share is peer.account.share]
+            behind = [each for each in self.parked if each.owner == peer.owner]
             assert all(map(self.is_behind, behind)), "input of the network whose publish is durable still waits"
             self.check_served()
 
@@ -332,7 +335,7 @@ class History:
                 peer.slot = 0
         assert slots.used <= sum(peer.slot for peer in self.open), "slots that frames no longer need take memory"
         assert slots.used >= sum(peer.slot for peer in self.open if slots.covers(peer.account))
-        assert not [each for each in self.parked if id(each.account.share) not in self.submitted()], "it waits for ever"
+        assert not [each for each in self.parked if each.owner not in self.submitted()], "it waits for ever"
         # A frame may have a slot alone, and each connection is read once more.
         assert self.used <= self.limit + self.kept + self.charged + 9_000 + self.read * len(self.open)
         if not self.in_flight and self.open:
