@@ -16,7 +16,7 @@ from fyrehose.journal import format as fmt
 from fyrehose.journal import scan
 from fyrehose.journal.exchange import Batches, Handover
 from fyrehose.journal.files import Files
-from fyrehose.journal.follower import REPLICA, cut_at_mark, set_aside_beyond
+from fyrehose.journal.follower import REPLICA, bring_back, continuing, cut_at_mark, set_aside_beyond
 from fyrehose.journal.recovery import recover
 from fyrehose.journal.writer import NoRoom, Writer
 from fyrehose.records import Run
@@ -142,27 +142,40 @@ def test_durable_mark_never_exceeds_the_released_position(pair: tuple[Writer, Wr
     assert leader.note() == released == scan.read_mark(leader.directory)
 
 
-def test_unreleased_batches_are_set_aside_at_the_next_start(pair: tuple[Writer, Writer]) -> None:
-    leader, follower = pair
-    commit(leader, 1)
-    follow(leader, follower)
-    leader.note()
-    kept, released = log_of(leader.directory), leader.position
-    for number in range(2, 40):  # over several segments
-        commit(leader, number)
-    lost = log_of(leader.directory)[released:]
-    assert len(scan.segments(leader.directory)) > 2
+@pytest.mark.parametrize("seed", range(12))
+def test_unreleased_batches_are_set_aside_and_whole_ones_can_be_brought_back(
+    pair: tuple[Writer, Writer], seed: int
+) -> None:
+    """Where the shared log goes on, they stay away; one of the files may have been cut by a power failure."""
+    dice, (leader, follower) = Random(seed), pair
+    for number in range(1, 40):  # over several segments
+        commit(leader, number, dice.choice([0, 10, 1000, 4000]))
+        if number == 3:
+            follow(leader, follower)
+            leader.note()
+    released, log, ends = leader.released, log_of(leader.directory), list[int]()
+    segments = scan.segments(leader.directory)
+    for each in segments:
+        with scan.SegmentReader(each.path, each.base, limit=leader.position) as reader:
+            batches = reader.batches(each.base + fmt.SEGMENT_HEADER.size, min(each.end, leader.position))
+            ends += [header.end for header, _ in batches]
     leader.close(False)
     again = replica(leader.directory)
-    assert again.position == released
-    assert log_of(leader.directory) == kept
-    aside = sorted(leader.directory.glob("torn-*.bytes"))
-    assert b"".join(path.read_bytes() for path in aside).startswith(lost[:1000])
-    assert int(aside[0].stem[5:], 16) == released
-    again.lead(1)
-    commit(again, 2)
-    follow(again, follower)
-    assert log_of(follower.directory) == log_of(leader.directory)
+    assert (again.position, log_of(again.directory)) == (released, log[:released].rstrip(b"\0"))
+    aside = sorted(again.directory.glob("torn-*.bytes"))
+    assert [int(path.stem[5:], 16) for path in aside] == [released, *(each.base for each in segments[1:])]
+    if seed % 3:
+        path = dice.choice(aside)
+        path.write_bytes(path.read_bytes()[: dice.randrange(path.stat().st_size)])
+        at = int(path.stem[5:], 16) + path.stat().st_size
+        bring_back(again, continuing(again.directory, released, again.identity, again.chain), Files())
+        end = max(end for end in ends if not log[at:end].strip(b"\0"))
+        assert (again.position, log_of(again.directory)) == (end, log[:end].rstrip(b"\0"))
+    else:
+        again.lead(1)
+        commit(again, 4)
+        follow(again, follower)
+        assert log_of(follower.directory) == log_of(again.directory)
 
 
 def test_the_first_start_in_a_cluster_sets_nothing_aside(tmp_path: Path) -> None:
