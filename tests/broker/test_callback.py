@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,19 +28,27 @@ def drafts(*payloads: bytes, stream: str = "s") -> Run:
     return Run.of(stream, payloads, source="test")
 
 
-def test_the_function_gets_runs_in_order_with_their_numbers_and_the_time() -> None:
-    clock, handled = Clock(), []
-    clock.advance(5)
-    broker = CallbackBroker(handled.append, now=clock.seconds)
+def test_the_function_gets_numbered_runs_even_of_what_it_publishes_itself() -> None:
+    clock, dice, handled = Clock(), Random(1), list[Run]()
+
+    def publish(run: Run | None = None) -> None:
+        if run is not None:
+            handled.append(run)
+        if run is None or dice.random() < 0.4:
+            begun, view = len(handled), dice.choice((broker, broker.identified(Identity(host="127.0.0.2"))))
+            done = view.publish([drafts(*[b"x"] * dice.randint(1, 3), stream=dice.choice("st"))])
+            assert done.result == (handled[begun].first_seq,)
+
+    broker = CallbackBroker(publish, now=clock.seconds)
     assert verifyObject(IBroker, broker)
-    assert broker.publish([drafts(b"a", b"b"), drafts(b"c", stream="t")]).result == (1, 1)
-    assert broker.identified(Identity(host="127.0.0.2")).publish([drafts(b"d")]).result == (3,)
-    assert [(run.stream, run.first_seq, [bytes(each) for each in run.payloads()]) for run in handled] == [
-        ("s", 1, [b"a", b"b"]),
-        ("t", 1, [b"c"]),
-        ("s", 3, [b"d"]),
-    ]
-    assert handled[0].time == 5_000_000
+    for _ in range(50):
+        clock.advance(1)
+        publish()
+        assert handled[-1].time == clock.seconds() * 1_000_000
+    assert len(handled) > 75
+    for stream in "st":
+        numbers = [seq for run in handled if run.stream == stream for seq in range(run.first_seq, run.last_seq + 1)]
+        assert numbers == [*range(1, broker.bounds(stream)[1] + 1)], "each number once, in the order of the calls"
     assert (broker.exists("s"), broker.exists("u")) == (True, False)
 
 
