@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -204,8 +206,9 @@ class NamedSubscription:
         number = self.appended if change is None else change
         if number <= self.durable:
             return succeed(None)
-        self._after.append((number, Deferred()))
-        return self._after[-1][1]
+        waiting: Deferred[None] = Deferred()
+        insort(self._after, (number, waiting), key=itemgetter(0))  # others may wait for the change after *number*
+        return waiting
 
 
 def refusal_of(written: Deferred[Any]) -> BaseException | None:

@@ -65,27 +65,29 @@ class SlowClock(Clock):
 
 
 def adding(ack: str) -> tuple[Clock, Broker, list[Any]]:
-    """Return a broker with a new subscription of a pattern, which does not have all its streams yet."""
+    """Return a broker with a new subscription of a pattern, which two create at once, and which lacks streams yet."""
     clock, created = SlowClock(), list[Any]()
     broker = Broker(clock, MemoryJournal(), Sequencer())
     broker.open()
     for number in range(20):
         broker.publish([Run.of(f"logs.{number}", [b"x"] * 10, source="test")])
     options = SubscriptionOptions(stream="logs.*", pattern=True, ack=ack)
-    broker.table.create("n", options).addCallback(created.append)
+    for _ in range(2):
+        broker.table.create("n", options).addCallback(created.append)
     advance_until(lambda: "n" in broker.table.entries, clock)
     return clock, broker, created
 
 
+@pytest.mark.parametrize("since", [None, 1 << 60])
 @pytest.mark.parametrize("ack", KINDS)
-def test_rewind_before_a_new_pattern_has_all_its_streams_covers_all_of_them(ack: str) -> None:
+def test_rewind_before_a_new_pattern_has_all_its_streams_covers_all_of_them(ack: str, since: int | None) -> None:
     clock, broker, answered = adding(ack)
     named = broker.named.find("n")
-    broker.table.create("n", named.options).addCallback(answered.append)
-    broker.named.rewind(named, None).addCallback(answered.append)
+    broker.named.rewind(named, None, since).addCallback(answered.append)
     assert answered == [], "it does not have all its streams"
     advance_until(lambda: len(answered) == 3, clock)
     assert named.places == {f"logs.{number}": 10 for number in range(20)}
+    assert all(each is named for each in answered), "one of the two was created in place of the other"
 
 
 @pytest.mark.parametrize("ack", KINDS)
@@ -138,6 +140,10 @@ def test_changes_are_answered_in_their_order() -> None:
     broker.journal.pending = rest
     broker.journal.commit()
     assert (second.called, later.called, named.when_durable().called) == (True, True, True)
+    first, second = named.acknowledge(1), named.acknowledge(2)
+    later = broker.named.open("n", "s", 0)
+    broker.journal.commit()
+    assert (first.called, second.called, later.called) == (True, False, True), "the second waits for another change"
 
 
 @pytest.mark.parametrize("ack", KINDS)
