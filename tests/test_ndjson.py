@@ -113,7 +113,7 @@ def test_the_joined_pieces_of_a_record_equal_its_json(payload: bytes) -> None:
     [
         (b"", True),
         (b"a" * CHECKED, True),
-        ("ä".encode() * CHECKED, True),
+        ("€".encode() * CHECKED, True),
         ("€".encode()[:1], False),
         (b"\xff" + b"a" * 2 * CHECKED, False),
         (b"a" * CHECKED + b"\xff", False),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+from typing import Any
+
 import pytest
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 
 from fyrehose.broker.broker import Broker
 from fyrehose.broker.sequencer import Sequencer
@@ -26,41 +29,33 @@ def broker() -> Broker:
     return made
 
 
-def test_a_stream_is_told_when_its_first_record_is_durable(broker: Broker) -> None:
-    told: list[str] = []
-    broker.watch_streams(told.append)
-    broker.publish([run("a"), run("b")])
-    broker.publish([run("a")])
-    assert told == []
-    broker.journal.commit()
-    broker.publish([run("a")])
-    broker.journal.commit()
-    assert told == ["a", "b"]
-
-
-def test_a_watcher_knows_every_stream_though_it_begins_while_one_is_being_created(broker: Broker) -> None:
-    broker.publish([run("old")])
-    broker.journal.commit()
-    broker.publish([run("new")])
-    told: list[str] = []
-    broker.watch_streams(told.append)
-    known = set(broker.streams())
-    broker.journal.commit()
-    assert known == {"old"}
-    assert told == ["new"]
-
-
-def test_a_stream_of_a_refused_publish_is_told_when_another_one_has_begun_it(broker: Broker) -> None:
-    told: list[str] = []
-    broker.watch_streams(told.append)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_watcher_is_told_once_of_each_stream_that_it_could_not_list_when_it_began(broker: Broker, seed: int) -> None:
+    """Whether others watch or not, whatever is being created, and though publishes are refused."""
+    dice, watching, did = Random(seed), list[tuple[set[str], list[str], Any]](), Counter[str]()
     broker.restrict("limited", 2)
-    refusals: list[Failure] = []
-    broker.publish([run("a"), run("limited", b"xxx")]).addErrback(refusals.append)
-    assert [each.type for each in refusals] == [PayloadTooLarge]
-    assert broker.stream_watch.unborn == set()
-    broker.publish([run("a")])
-    broker.journal.commit()
-    assert told == ["a"]
+    for _ in range(150):
+        what = dice.choice(("publish", "publish", "refused", "commit", "watch", "leave"))
+        did[what] += what != "leave" or bool(watching)
+        streams = [f"s{each}" for each in dice.sample(range(40), 2)]
+        if what == "publish":
+            broker.publish([run(stream) for stream in streams])
+        elif what == "refused":
+            unborn = set(broker.stream_watch.unborn)
+            refused = broker.publish([run(streams[0]), run("limited", b"xxx")])
+            assert type(refused.addErrback(lambda failure: failure.value).result) is PayloadTooLarge
+            assert broker.stream_watch.unborn == unborn, "nothing is kept of a publish that was refused"
+        elif what == "commit":
+            broker.journal.commit()
+        elif what == "watch":
+            told: list[str] = []
+            watching.append((set(broker.streams()), told, broker.watch_streams(told.append)))
+        elif what == "leave" and watching:
+            watching.pop(dice.randrange(len(watching)))[2]()
+        for listed, told, _ in watching:
+            begun = set(broker.streams()) - listed
+            assert sorted(told) == sorted(begun), f"told of {told}, but {begun} have begun since the watcher came"
+    assert min(did.values()) > 5, f"each happens often: {did}"
 
 
 def test_streams_that_the_leader_creates_are_told_to_the_watchers_of_a_follower() -> None:
