@@ -97,8 +97,9 @@ def test_journal_behind_a_server_has_the_same_view_and_indexes(written: Any, loc
     ]
     assert server.index(written.journal.store.bases[-1]) is None
     extent = directory.view().segments[1]
-    with pytest.raises(Missing, match=rf"^{local.url}/segments/00000000000000ff$"):
-        server.open(255, 1 << 20)
+    for there, where in ((server, f"{local.url}/segments/"), (directory, f"{written.directory}/")):
+        with pytest.raises(Missing, match=f"^{where}00000000000000ff"):
+            there.open(255, 1 << 20)
     assert server.name(extent.base) == f"{local.url}/segments/{extent.base:016x}"
     reader = server.open(extent.base, extent.end)
     whole = bytes(reader.read(extent.base, extent.end - extent.base))
@@ -167,13 +168,6 @@ def test_server_requires_its_token(
     there.update_subscription("lake", 7)
 
 
-def test_opening_a_deleted_segment_raises_missing(written: Any, local: Local) -> None:
-    scan.path_of(written.directory, 0).unlink()
-    for there in (place(local.url), place(str(written.directory))):
-        with pytest.raises(Missing, match=r"0{16}"):
-            there.open(0, 100)
-
-
 def test_missing_or_empty_directory_is_unreachable(tmp_path: Path) -> None:
     with pytest.raises(JournalUnreachable, match="is no journal: it has no segment files"):
         place(str(tmp_path)).view()
@@ -204,7 +198,7 @@ def test_a_connection_that_has_died_silently_is_replaced() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        there = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=1, first_pause_s=0)
+        there = RemoteJournal(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=2, first_pause_s=0)
         with there.open(0, 100) as reader:
             assert [bytes(reader.read(at, 4)) for at in (0, 50)] == [b"part"] * 2
             with pytest.raises(JournalUnreachable, match="does not answer"):
