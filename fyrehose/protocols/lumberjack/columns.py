@@ -84,7 +84,8 @@ class Columns:
     _latest: dict[str | None, _Group] = attrs.field(factory=dict, init=False)
     #: the stream for each combination of topic and further strings that was found in this turn
     _streams: dict[tuple[bytes | None, ...], str | None] = attrs.field(factory=dict, init=False)
-    _part_found: tuple[bytes | None, ...] = attrs.field(default=(None,), init=False)
+    #: the topic and the stream of the parts that follow
+    _part_place: tuple[bytes | None, str | None] = attrs.field(default=(None, None), init=False)
 
     def add_json(self, count: int, sequences: int | bytes, lengths: bytes, payload: bytes) -> int:
         """Add *count* documents.
@@ -135,42 +136,45 @@ class Columns:
         if document is not None and len(document) <= MAX_PAYLOAD:
             self.add_json(1, sequence, pack("<I", len(document)), document)
             return
-        self._add_alone(sequence, body, (None,) * len(self.paths), RAW_PAIRS)
+        self._add_alone(sequence, body, self._place((None,) * len(self.paths)), RAW_PAIRS)
 
     def add_part(self, sequence: int, payload: bytes, *, first: bool, last: bool) -> None:
         """Add a part of a document; all parts get the topic and the stream of the first part."""
         if first:
-            self._part_found = self._find(payload)
-        self._add_alone(sequence, payload, self._part_found, LAST_PART if last else PART)
+            self._part_place = self._place(self._find(payload))
+        self._add_alone(sequence, payload, self._part_place, LAST_PART if last else PART)
 
     def add_refused(self, sequence: int, payload: bytes, size: int) -> None:
         """Add a document of *size* bytes that is too large, and of which *payload* is the beginning."""
-        self._add_alone(sequence, payload, self._find(payload), NOT_JSON, size)
+        self._add_alone(sequence, payload, self._place(self._find(payload)), NOT_JSON, size)
 
     def take(self) -> list[EventRun]:
         """Return the runs in order, and clear them."""
-        if self._groups:
-            self._close_groups()
-            self._streams.clear()
+        self._close_groups()
+        self._streams.clear()  # the routes may change between two turns
         runs, self._runs = self._runs, []
         return runs
 
     def _find(self, document: bytes) -> tuple[bytes | None, ...]:
         return tuple(kernel.find(document, path) for path in self.paths)
 
+    def _place(self, found: tuple[bytes | None, ...]) -> tuple[bytes | None, str | None]:
+        """Return the topic and the stream of an event with the strings *found*."""
+        return found[0], self._stream_of(found)
+
     def _add_alone(
-        self, sequence: int, payload: bytes, found: tuple[bytes | None, ...], content_type: str, size: int = 0
+        self, sequence: int, payload: bytes, place: tuple[bytes | None, str | None], content_type: str, size: int = 0
     ) -> None:
-        """Add an event with the strings *found* as a run of its own."""
+        """Add an event with the topic and the stream of *place* as a run of its own."""
         self._close_groups()
         self._runs.append(
             EventRun(
                 lengths=pack("<I", len(payload)),
                 payload=payload,
                 producer_seq=sequence,
-                topic=text_of(found[0]),
+                topic=text_of(place[0]),
                 content_type=content_type,
-                stream=self._stream_of(found),
+                stream=place[1],
                 too_large=size,
             )
         )

@@ -6,6 +6,7 @@ import json
 from struct import pack
 from typing import Any
 
+import attrs
 import pytest
 
 from fyrehose.broker.streams import StreamRule, StreamRules
@@ -47,14 +48,6 @@ def test_routes_use_strings_of_pairs_and_strings_with_escapes(server: Any) -> No
     assert list(streams(made)) == ['a"b', "lumberjack", "ü"]
 
 
-def test_parts_of_a_large_event_stay_together(server: Any) -> None:
-    made = server(**ROUTES)
-    peer = made.connect()
-    large = event(fields={"service": "web"}, x="y" * MAX_EVENT)
-    peer.send(Window(number=1).serialize() + Json(sequence=1, payload=large).serialize())
-    assert {name: b"".join(parts) for name, parts in streams(made).items()} == {"logs.web": large}
-
-
 @pytest.mark.parametrize("filler", ["y", "\n", "ü"], ids=["plain", "escapes", "beyond ASCII"])
 def test_field_is_found_however_late_it_is(server: Any, filler: str) -> None:
     made = server(**ROUTES)
@@ -62,6 +55,22 @@ def test_field_is_found_however_late_it_is(server: Any, filler: str) -> None:
     late = event(x=filler * 100_000, fields={"service": "web"})
     peer.send(Window(number=1).serialize() + Json(sequence=1, payload=late).serialize())
     assert (list(streams(made)), made.count("unrouted")) == (["logs.web"], 0)
+
+
+@pytest.mark.parametrize("size", [1, MAX_EVENT], ids=["one record", "parts"])
+def test_routes_of_a_reload_choose_the_stream_of_the_next_event_on_open_connections(server: Any, size: int) -> None:
+    made = server(routes=routes("0.{service}"))
+    peer, sent = made.connect(), event(service="web", x="y" * size)
+    frames = Window(number=1).serialize() + Json(sequence=1, payload=sent).serialize()
+    for number in range(1, 4):
+        peer.send(frames[:-1])
+        made.settle()
+        made.factory.configure(attrs.evolve(made.factory.settings, routes=routes(f"{number}.{{service}}")))
+        peer.send(frames[-1:])
+        made.settle()
+    found = {name: b"".join(parts) == sent for name, parts in streams(made).items()}
+    first = 1 if size == 1 else 0  # the stream of parts is that of the first one
+    assert found == {f"{number}.web": True for number in range(first, first + 3)}
 
 
 def test_events_of_a_listener_without_routes_are_not_counted_as_unrouted(server: Any) -> None:
