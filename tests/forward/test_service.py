@@ -27,10 +27,11 @@ from fyrehose.forward.destination import ForwardTable, place
 from fyrehose.forward.engine import ForwardCounts
 from fyrehose.forward.kafka import KafkaTable
 from fyrehose.forward.metrics import rows
-from fyrehose.forward.service import REPORTED, ForwardService, RunningForward
+from fyrehose.forward.service import ANSWER, REPORTED, ForwardService, RunningForward
 from fyrehose.identity import digest
 from fyrehose.net.several import CONNECT_TIMEOUT
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
+from fyrehose.protocols.lumberjack.destination import LumberjackTable
 from fyrehose.records import Run
 from fyrehose.testing import MemoryJournal
 
@@ -152,13 +153,21 @@ async def test_failure_to_begin_is_said_and_tried_again(
     logged_errors.take()
 
 
-def test_lag_is_unknown_while_no_server_is_asked() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_lag_is_unknown_while_no_server_is_asked_or_it_does_not_answer(begun: bool) -> None:
     """``--once`` would end with records left, if the last lag stayed."""
-    running = RunningForward(Clock(), ForwardTable(name="n", streams="s", to=()))
+    clock = MemoryReactorClock()
+    running = RunningForward(clock, LumberjackTable(name="n", streams="s", to=(place("lumberjack://h:1"),)))
+    if begun:
+        running.start()
     running.lag = 0
     asked = Deferred.fromCoroutine(running.measure())
+    clock.advance(ANSWER * begun)
     assert asked.called
     assert running.lag is None
+    if begun:
+        ended = running.stop()
+        assert ended.called
 
 
 def test_pauses_begin_again_after_a_connection() -> None:
