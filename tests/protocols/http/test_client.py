@@ -263,7 +263,9 @@ class Followed:
             if begin <= end:
                 text = event(numbered(begin, *[b"%d" % self.epoch] * (end + 1 - begin)))
                 whole = self.dice.random() < 0.9
-                self.bench.send(text if whole else text[: self.dice.randint(1, len(text) - 1)])
+                cut = self.dice.choice((text.index(b"\n\n") + 1, self.dice.randint(1, len(text) - 1)))
+                for part in (text[:cut], text[cut:])[: 1 + whole]:
+                    self.bench.send(part)
                 if not whole:
                     return self.lose()
                 self.records += [(self.epoch, seq) for seq in range(max(begin, self.place + 1), end + 1)]
