@@ -18,7 +18,7 @@ from fyrehose.broker.broker import Broker
 from fyrehose.broker.quotas import PeerLimits
 from fyrehose.broker.sequencer import Sequencer
 from fyrehose.errors import Closed
-from fyrehose.forward.destination import DONE, Around, BatchOutcome, place, template
+from fyrehose.forward.destination import DONE, Around, BatchOutcome, Secret, place, template
 from fyrehose.forward.engine import Forwarding
 from fyrehose.protocols.http.destination import MOST, MOST_BYTES, FyrehoseSender, FyrehoseTable, fyrehose, longest
 from fyrehose.protocols.http.server import HttpFactory, HttpSettings
@@ -223,7 +223,7 @@ def test_records_beyond_the_quota_of_streams_wait_until_the_server_has_room_for_
 
 
 def test_sender_says_why_the_server_of_its_table_does_not_answer_until_it_does() -> None:
-    table = FyrehoseTable(name="n", streams="s", to=(place("fyrehose://h:8117"),))
+    table = FyrehoseTable(name="n", streams="s", to=(place("fyrehose://h:8117"),), token=Secret("env:T", "a"))
     server = EndingEndpoint()
     made = fyrehose.sender(table, Around(server.clock, [server], lambda: ""))  # type: ignore[list-item]
     sending = Deferred.fromCoroutine(made.send([run_of([b"a"])]))
@@ -231,4 +231,5 @@ def test_sender_says_why_the_server_of_its_table_does_not_answer_until_it_does()
         assert bool(made.problem) == (len(server.connections) > 1), f"after a lost connection: {made.problem!r}"
         server.answer(200) if answered else server.lose()
     assert (sending.result, made.problem) == (DONE, ""), "the server has answered"
+    assert b"\r\nAuthorization: Bearer a\r\n" in server.connections[-1][1].value()
     made.close()
