@@ -336,6 +336,17 @@ def test_a_second_subscription_of_the_same_name_is_refused() -> None:
     assert isinstance(failure(world.broker.named.open("work", "s", 0)), SubscriptionConflict)
 
 
+def test_workers_that_create_a_subscription_at_the_same_time_share_it() -> None:
+    world = World()
+    world.journal.auto = False
+    first, same, other = (
+        world.table.create("work", SubscriptionOptions(stream="s", lease=lease)) for lease in (30, 30, 7)
+    )
+    world.journal.commit()
+    assert same.result is first.result
+    assert isinstance(failure(other), SubscriptionConflict)
+
+
 def test_a_server_that_may_be_deposed_refuses_no_token_before_it_knows_that_it_leads() -> None:
     """The token may be one of the leader after it."""
     world = World()
