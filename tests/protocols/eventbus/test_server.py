@@ -82,13 +82,16 @@ class TestPublishing:
         assert world.stored() == [b"1", b"2", b"3", b"4"]
         assert world.count("duplicate") == 3
 
-    def test_event_that_was_not_published_is_no_duplicate(self) -> None:
+    @pytest.mark.parametrize(("size", "rights"), [(11, "publish"), (1, "subscribe")], ids=["too large", "forbidden"])
+    def test_event_that_was_not_published_is_no_duplicate(self, size: int, rights: str) -> None:
         world = make_world(dedup=True)
         world.broker.restrict("eventbus", 10)
-        collector = world.collector()
-        collector.say(event(1, data=bytes(11)))
-        collector.say(event(1))
-        assert world.stored() == [b"1"]
+        for allowed, data in ((rights, bytes(size)), ("publish", b"again")):
+            world.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", "publish": "*"}]}))
+            collector = world.collector()
+            world.broker.guard.change(parse({"allow": [{"network": "127.0.0.1", allowed: "*"}]}))
+            collector.say(event(1, data=data))
+        assert world.stored() == [b"again"]
 
     def test_full_disk_loses_no_event_that_was_read(self, log_lines: list[str]) -> None:
         """The events wait in order, and nothing is read behind them; those that wait at the end are logged."""
