@@ -9,7 +9,7 @@ from fyrehose.fair_order import MOST_IDLE, FairOrder
 
 
 class Model:
-    """What each share has paid, and those that wait, in the order in which they began to.
+    """The payments of each share, and the shares that wait, in the order in which they began to.
 
     :ivar level: what the share whose turn was last had paid before it
     """

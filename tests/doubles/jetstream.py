@@ -83,7 +83,7 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 class Server(Factory):
-    """One of the NATS servers.
+    """A NATS server, one of several.
 
     :ivar frozen: whether it answers nothing, not even to a new connection
     :ivar unanswered: how many lines it has received while it was frozen

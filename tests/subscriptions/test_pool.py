@@ -419,7 +419,7 @@ def test_a_request_changes_a_bounded_number_of_ranges() -> None:
 
 @attrs.define
 class Known:
-    """What is known of one record: how many leases have ended, and how many failed; and what it is now.
+    """The state of a record: how many leases have ended and how many failed, and who has it now.
 
     :ivar consumer: who has it; empty: nobody
     :ivar until: when its lease, or its delay, ends; -1: it was never leased

@@ -1,4 +1,4 @@
-"""What the fuzzers have in common: they turn the bytes of an input into decisions, so that most lead to valid data.
+"""The common part of the fuzzers: turn the bytes of an input into decisions, so that most lead to valid data.
 
 A fuzzer is a module fuzz_NAME.py with DECODERS: functions that take bytes, and raise if anything is wrong.  fuzz.py
 runs them, and instruments what they import for coverage.
