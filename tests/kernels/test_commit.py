@@ -195,8 +195,12 @@ def test_stepped_files_make_each_system_call_in_a_separate_method(opened: Any) -
         def sync(self, fd: int) -> None:
             calls.append("sync")
 
-    found = committed(Watched(), opened("segment"), opened("mark"), [RUN])
-    assert calls == [f"write {64 + found[0]} at 64", "sync", "write 36 at 0"]
+    segment, mark = opened("segment"), opened("mark")
+    for number in range(5_000):  # whatever the checksum is
+        run = Run.of("s", [b"%d" % number], source="t", first_seq=1)
+        found = committed(Watched(), segment, mark, [run])
+        assert calls == [f"write {64 + found[0]} at 64", "sync", "write 36 at 0"]
+        calls.clear()
 
 
 @pytest.mark.parametrize("step", ["write", "sync", "is_linked"])
