@@ -185,7 +185,7 @@ class JetStreamLog:
             )
             inbox = await self._subscribe(client)
         except BaseException:
-            await client.close()
+            await _end(client)
             raise
         self._inbox, self._client, self._stream = inbox, client, client.jetstream(timeout=self.timeout)
         self._answered = asyncio.get_running_loop().time()
